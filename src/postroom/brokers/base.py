@@ -1,0 +1,135 @@
+"""What a broker must do for the relay: its verbs, one outcome a message, and its abilities."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+from postroom.errors import ConfigurationError
+from postroom.messages import Message
+
+__all__ = [
+    "Broker",
+    "BrokerOptions",
+    "CanLookUp",
+    "Capabilities",
+    "Delivered",
+    "Outcome",
+    "Permanent",
+    "Scope",
+    "Transient",
+    "Unknown",
+    "open_broker",
+    "scheme_of",
+]
+
+Scope: TypeAlias = Literal["broker", "topic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The broker said yes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transient:
+    """Not delivered; another try may succeed.
+
+    `down` says that it is not this message's fault: the whole broker, or this topic, cannot take
+    messages now. No attempts are spent then.
+    """
+
+    code: str
+    text: str
+    down: Scope | None = None
+    retry_after_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Permanent:
+    """Refused for ever: another try would end the same."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Sent, but no answer came: it may or may not have arrived."""
+
+    code: str
+    text: str
+    down: Scope | None = None
+
+
+Outcome: TypeAlias = Delivered | Transient | Permanent | Unknown
+DELIVERED = Delivered()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a broker can do.
+
+    `ordered_pipeline`: within one `send` later messages of a key are delivered only if the earlier
+    ones were, so a batch need not go out in waves. `max_bytes`: largest message it takes, if known.
+    """
+
+    ordered_pipeline: bool = False
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """What the relay tells a broker when it opens it."""
+
+    source: str = "postroom"
+    send_timeout_seconds: float = 10.0
+    concurrency: int = 4
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Broker(Protocol):
+    """A place messages go to. `send` answers for each message in order and raises only for bugs."""
+
+    capabilities: Capabilities
+
+    async def send(self, batch: Sequence[Message], *, epoch: int = 0) -> list[Outcome]: ...
+
+    async def ping(self) -> None:
+        """Return if the broker can be reached, else raise `Unreachable`."""
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class CanLookUp(Protocol):
+    """A broker that can be asked whether a message of unknown outcome arrived."""
+
+    async def lookup(self, message: Message) -> Outcome: ...
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a broker URL: what stands before the first colon."""
+    scheme, colon, _ = url.partition(":")
+    if not colon or not scheme:
+        raise ConfigurationError(
+            f"{url!r} is not a broker URL: write scheme://host, as in nats://localhost:4222"
+        )
+    return scheme
+
+
+def open_broker(url: str, options: BrokerOptions | None = None) -> Broker:
+    """The broker for a URL, found by its scheme through the entry points `postroom.brokers`."""
+    scheme = scheme_of(url)
+    known = {point.name: point.value for point in metadata.entry_points(group="postroom.brokers")}
+    if scheme not in known:
+        raise ConfigurationError(
+            f"no broker for {scheme}://: known are {', '.join(sorted(known)) or 'none'}"
+        )
+    module, _, name = known[scheme].partition(":")
+    factory: Callable[[str, BrokerOptions], Broker] = getattr(importlib.import_module(module), name)
+    return factory(url, options or BrokerOptions())

@@ -1,0 +1,12 @@
+DROP TABLE IF EXISTS postroom_audit;
+DROP TABLE IF EXISTS postroom_worker;
+DROP TABLE IF EXISTS postroom_dead_letter;
+DROP TABLE IF EXISTS postroom_archive;
+DROP TABLE IF EXISTS postroom_lane_batch;
+DROP TABLE IF EXISTS postroom_lane;
+DROP TABLE IF EXISTS postroom_key_lock;
+DROP TABLE IF EXISTS postroom_dedup;
+DROP TABLE IF EXISTS postroom_held;
+DROP TABLE IF EXISTS postroom_delayed;
+DROP TABLE IF EXISTS postroom_outbox;
+DROP TABLE IF EXISTS postroom_meta;

@@ -1,0 +1,117 @@
+"""Every error Postroom raises. The docstring of a class is its default message and says what to do.
+
+PostroomError
+├── ConfigurationError      a URL, setting or route that cannot work
+│   ├── MissingDriver       the library for it is not installed
+│   └── RoutingChanged      this relay's routes differ from those on record
+├── SchemaError             Postroom's tables are absent or of another version
+├── Unreachable             a database or broker does not answer
+├── CommitUnknown           nobody can say any more whether the transaction committed
+├── PublishError            the message was not written; the caller's transaction is untouched
+│   ├── InvalidMessage      its content can never be sent
+│   │   └── MessageTooLarge
+│   ├── UnknownConnection   publish was given something it cannot write on
+│   ├── WouldCommitAlone    the INSERT would commit by itself
+│   ├── WrongCall           publish and publish_async were mixed up
+│   ├── SeveralBinds        the session writes to several databases
+│   └── NotWritten          a queued message can no longer be written; the commit is refused
+└── Refused                 an operator's action that does not fit the state of things
+
+Expected outcomes (duplicate, lane lost) are values, not errors. Inside the caller's transaction
+the driver's own exceptions pass through as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+__all__ = [
+    "CommitUnknown",
+    "ConfigurationError",
+    "InvalidMessage",
+    "MessageTooLarge",
+    "MissingDriver",
+    "NotWritten",
+    "PostroomError",
+    "PublishError",
+    "Refused",
+    "RoutingChanged",
+    "SchemaError",
+    "SeveralBinds",
+    "UnknownConnection",
+    "Unreachable",
+    "WouldCommitAlone",
+    "WrongCall",
+]
+
+
+class PostroomError(Exception):
+    """Something in Postroom went wrong."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or inspect.cleandoc(type(self).__doc__ or "").replace("\n", " "))
+
+
+class ConfigurationError(PostroomError):
+    """A setting cannot work; correct it and start again."""
+
+
+class MissingDriver(ConfigurationError):
+    """The library for this connection is not installed."""
+
+
+class RoutingChanged(ConfigurationError):
+    """This relay's routes differ from those on record; start it with --rebind if that is meant."""
+
+
+class SchemaError(PostroomError):
+    """Postroom's tables are absent or of another version; run `postroom db upgrade`."""
+
+
+class Unreachable(PostroomError):
+    """The server does not answer; check its address and that it is running."""
+
+
+class CommitUnknown(PostroomError):
+    """Nobody can say whether this message was committed: the relay deletes delivered messages at
+    once. Set keep_delivered to a time longer than your retries to make was_committed decide."""
+
+
+class PublishError(PostroomError):
+    """The message was not written."""
+
+
+class InvalidMessage(PublishError):
+    """The message can never be sent as it is."""
+
+
+class MessageTooLarge(InvalidMessage):
+    """The message is larger than the limit; store the large part elsewhere and send a reference,
+    or raise Outbox(max_bytes=...) if the broker takes it."""
+
+
+class UnknownConnection(PublishError):
+    """publish needs your session or connection: a SQLAlchemy Session, AsyncSession or Core
+    connection, or a connection of a supported driver."""
+
+
+class WouldCommitAlone(PublishError):
+    """This connection commits every statement by itself, so the message would not share the fate
+    of your change. Begin a transaction first."""
+
+
+class WrongCall(PublishError):
+    """This connection is asynchronous: write `await outbox.publish_async(...)`."""
+
+
+class SeveralBinds(PublishError):
+    """This session writes to several databases. Say which holds the outbox: Outbox(bind=engine)."""
+
+
+class NotWritten(PublishError):
+    """A queued message can no longer be written with its transaction, so the commit is refused.
+    Use `await outbox.publish_async(...)` here: it writes at once."""
+
+
+class Refused(PostroomError):
+    """The action does not fit the present state; nothing was changed."""

@@ -1,0 +1,427 @@
+"""Messages: what crosses the border. Types, encoding, checks, and the lane of a key.
+
+Promise: what passes `encode` can be stored on every database and sent by every broker, byte for
+byte; what cannot is refused here, where the bug is, and never becomes poison later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import json
+import re
+import uuid
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import uuid_utils
+
+from postroom.errors import ConfigurationError, InvalidMessage, MessageTooLarge
+
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "DEFAULT_TOPIC",
+    "LANES",
+    "Draft",
+    "Encoded",
+    "Message",
+    "MessageType",
+    "encode",
+    "lane_of",
+    "message",
+    "message_type_of",
+    "new_id",
+    "wire_headers",
+]
+
+LANES = 16
+DEFAULT_TOPIC = "events.default"
+DEFAULT_MAX_BYTES = 1_000_000
+JSON_CONTENT = "application/json"
+BYTES_CONTENT = "application/octet-stream"
+
+_TOPIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NAME_LIMIT = 255
+C = TypeVar("C", bound=type)
+
+
+class Message(NamedTuple):
+    """A message as it stands in the outbox: what a relay reads and a broker sends.
+
+    The fields stand in the order of the columns that `read_lanes` and `read_held` return.
+    """
+
+    lane: int
+    position: int
+    id: str
+    topic: str
+    key: str | None
+    type: str
+    aggregate_type: str | None
+    aggregate_id: str | None
+    content_type: str
+    headers_json: str | None
+    payload: bytes
+    size: int
+    redrives: int
+    created_us: int
+    expired: int
+    held: int
+    attempts: int
+    history: str | None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers the publisher gave."""
+        return json.loads(self.headers_json) if self.headers_json else {}
+
+    @property
+    def order(self) -> tuple[str, str]:
+        """What keeps its order: topic and key. A message without a key is ordered with no other."""
+        return (self.topic, self.key if self.key is not None else f"\x00{self.id}")
+
+    @property
+    def broker_id(self) -> str:
+        """The id a broker may deduplicate on: a redriven message must not be swallowed as old."""
+        return f"{self.id}:r{self.redrives}" if self.redrives else self.id
+
+
+@dataclass(frozen=True, slots=True)
+class MessageType:
+    """What `@message` knows of a class."""
+
+    name: str
+    topic: str | None
+    key_field: str | None
+    aggregate_type: str | None
+    aggregate_field: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A message before it is encoded: content and wishes, for `publish_many`."""
+
+    payload: Any
+    type: str | None = None
+    topic: str | None = None
+    key: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content_type: str | None = None
+    deliver_at: dt.datetime | None = None
+    expires_at: dt.datetime | None = None
+    dedup_key: str | None = None
+    id: str | uuid.UUID | None = None
+
+
+class Encoded(NamedTuple):
+    """A message ready to be written: values as the database takes them."""
+
+    lane: int
+    id: str
+    topic: str
+    key: str | None
+    type: str
+    aggregate_type: str | None
+    aggregate_id: str | None
+    content_type: str
+    headers: str | None
+    payload: bytes
+    size: int
+    expires_us: int | None
+    deliver_us: int | None
+    dedup_key: str | None
+
+
+_types: dict[type, MessageType] = {}
+
+
+def message(
+    name: str,
+    *,
+    topic: str | None = None,
+    key_field: str | None = None,
+    aggregate_type: str | None = None,
+    aggregate_field: str | None = None,
+) -> Callable[[C], C]:
+    """Declare a dataclass, pydantic model or msgspec struct as a message type.
+
+    `key_field` names the field that keeps the order, `aggregate_field` the one that holds the
+    aggregate's id; without a key the aggregate's id is the key.
+    """
+    check_name("type", name)
+    if topic is not None:
+        check_topic(topic)
+
+    def declare(cls: C) -> C:
+        known = _fields_of(cls)
+        for wanted in (key_field, aggregate_field):
+            if wanted is not None and wanted not in known:
+                raise ConfigurationError(
+                    f"@message({name!r}): {cls.__name__} has no field {wanted!r}; "
+                    f"it has {', '.join(sorted(known)) or 'none'}"
+                )
+        _types[cls] = MessageType(name, topic, key_field, aggregate_type, aggregate_field)
+        return cls
+
+    return declare
+
+
+def message_type_of(payload: object) -> MessageType | None:
+    """The declared type of an object, its own class or the nearest base class."""
+    for cls in type(payload).__mro__:
+        if (found := _types.get(cls)) is not None:
+            return found
+    return None
+
+
+def _fields_of(cls: type) -> set[str]:
+    if dataclasses.is_dataclass(cls):
+        return {item.name for item in dataclasses.fields(cls)}
+    if isinstance(fields := getattr(cls, "model_fields", None), dict):
+        return set(fields)
+    if isinstance(struct := getattr(cls, "__struct_fields__", None), tuple):
+        return set(struct)
+    raise ConfigurationError(
+        f"@message: {cls.__name__} is neither a dataclass, a pydantic model nor a msgspec struct; "
+        "put @message above the decorator that makes it one"
+    )
+
+
+def new_id() -> str:
+    """A fresh id: a UUIDv7, so ids made later sort later."""
+    return str(uuid_utils.uuid7())
+
+
+def lane_of(topic: str, key: str | None, id: str) -> int:
+    """The lane of a message: CRC-32 of topic and key, so one key always has one lane."""
+    name = f"{topic}\x00{key}" if key is not None else id
+    return zlib.crc32(name.encode()) % LANES
+
+
+def encode(
+    draft: Draft,
+    *,
+    route: Callable[[str], str | None] = lambda _: None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Encoded:
+    """Check a draft and turn it into what is stored, or say what is wrong with it.
+
+    The topic is the draft's own, else its type's, else `route(type)`, else `events.default`.
+    """
+    payload = draft.payload
+    declared = message_type_of(payload)
+    type_name = draft.type or (declared.name if declared else None)
+    if type_name is None:
+        raise InvalidMessage(
+            f"a {type(payload).__name__} has no message type: pass type=..., "
+            "or declare its class with @message"
+        )
+    check_name("type", type_name)
+    topic = draft.topic or (declared.topic if declared else None) or route(type_name)
+    topic = check_topic(topic or DEFAULT_TOPIC)
+    key, aggregate_type, aggregate_id = _identity(draft, declared)
+    content, content_type = encode_payload(payload, draft.content_type)
+    headers = _encode_headers(draft.headers)
+    size = len(content) + len(headers or "")
+    if size > max_bytes:
+        raise MessageTooLarge(
+            f"{type_name} is {size:,} bytes, the limit is {max_bytes:,}: store the large part "
+            "elsewhere and send a reference, or raise Outbox(max_bytes=...) if the broker takes it"
+        )
+    id = _checked_id(draft.id)
+    return Encoded(
+        lane=lane_of(topic, key, id),
+        id=id,
+        topic=topic,
+        key=key,
+        type=type_name,
+        aggregate_type=aggregate_type,
+        aggregate_id=aggregate_id,
+        content_type=content_type,
+        headers=headers,
+        payload=content,
+        size=size,
+        expires_us=_microseconds("expires_at", draft.expires_at),
+        deliver_us=_microseconds("deliver_at", draft.deliver_at),
+        dedup_key=None if draft.dedup_key is None else check_name("dedup_key", draft.dedup_key),
+    )
+
+
+def _identity(
+    draft: Draft, declared: MessageType | None
+) -> tuple[str | None, str | None, str | None]:
+    aggregate_type, aggregate_id, key = draft.aggregate_type, draft.aggregate_id, draft.key
+    if declared:
+        aggregate_type = aggregate_type or declared.aggregate_type
+        if aggregate_id is None and declared.aggregate_field:
+            aggregate_id = _text_of(getattr(draft.payload, declared.aggregate_field))
+        if key is None and declared.key_field:
+            key = _text_of(getattr(draft.payload, declared.key_field))
+    if key is None:
+        key = aggregate_id
+    for what, value in (
+        ("key", key),
+        ("aggregate_type", aggregate_type),
+        ("aggregate_id", aggregate_id),
+    ):
+        if value is not None:
+            check_name(what, value)
+    return key, aggregate_type, aggregate_id
+
+
+def _text_of(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def check_name(what: str, value: object) -> str:
+    """A type, key or other name: 1 to 255 printable characters."""
+    if not isinstance(value, str):
+        raise InvalidMessage(f"{what} must be a str, not {type(value).__name__}: pass str(...)")
+    if not value or len(value) > _NAME_LIMIT:
+        raise InvalidMessage(
+            f"{what} must have 1 to {_NAME_LIMIT} characters, not {len(value)}"
+            + ("; leave it out for none" if not value else "")
+        )
+    if _CONTROL.search(value):
+        raise InvalidMessage(f"{what} {value!r} holds a control character: remove it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"{what} {value!r} holds a lone surrogate: it is not text") from None
+    return value
+
+
+def check_topic(topic: object) -> str:
+    """A topic: words of letters, digits, _ and - joined by dots, so that every broker takes it."""
+    if not isinstance(topic, str) or len(topic) > _NAME_LIMIT or not _TOPIC.fullmatch(topic):
+        raise InvalidMessage(
+            f"bad topic {topic!r}: use letters, digits, '_' and '-', joined by dots, "
+            f"at most {_NAME_LIMIT} characters, as in 'orders.created'"
+        )
+    return topic
+
+
+def _checked_id(value: str | uuid.UUID | None) -> str:
+    if value is None:
+        return new_id()
+    try:
+        return str(uuid.UUID(str(value)))
+    except ValueError:
+        raise InvalidMessage(f"id must be a UUID, not {value!r}") from None
+
+
+def _microseconds(what: str, moment: dt.datetime | None) -> int | None:
+    if moment is None:
+        return None
+    if not isinstance(moment, dt.datetime) or moment.utcoffset() is None:
+        raise InvalidMessage(
+            f"{what} must be a datetime with a time zone, not {moment!r}: "
+            "use datetime.now(timezone.utc) + timedelta(...)"
+        )
+    return (moment - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def _encode_headers(headers: Mapping[str, str]) -> str | None:
+    if not headers:
+        return None
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise InvalidMessage(f"bad header name {name!r}: use letters, digits and '-' or '_'")
+        if not isinstance(value, str) or _CONTROL.search(value):
+            raise InvalidMessage(f"header {name!r} must be a str without control characters")
+    return _dumps(dict(headers), "headers").decode()
+
+
+def encode_payload(payload: object, content_type: str | None) -> tuple[bytes, str]:
+    """Payload as bytes and their content type: bytes as they are, anything else as strict JSON."""
+    if content_type is not None:
+        check_name("content_type", content_type)
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload), content_type or BYTES_CONTENT
+    if hasattr(type(payload), "model_dump"):
+        payload = payload.model_dump(mode="json")  # type: ignore[attr-defined]
+    elif hasattr(type(payload), "__struct_fields__"):
+        import msgspec
+
+        payload = msgspec.to_builtins(payload)
+    return _dumps(payload, "payload"), content_type or JSON_CONTENT
+
+
+def _dumps(value: object, what: str) -> bytes:
+    try:
+        return json.dumps(
+            value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_builtin
+        ).encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"{what} holds a lone surrogate: it is not text") from None
+    except RecursionError:
+        raise InvalidMessage(f"{what} is nested too deeply, or holds itself") from None
+    except (TypeError, ValueError) as error:
+        hint = ""
+        if "float" in str(error).lower():
+            hint = ": NaN and Infinity are not JSON; send None or a string instead"
+        raise InvalidMessage(f"{what} cannot be encoded as JSON ({error}){hint}") from error
+
+
+def _builtin(value: object) -> object:
+    """What json does not know by itself; every choice here is reversible by the reader."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if isinstance(value, dt.datetime):
+        if value.utcoffset() is None:
+            raise TypeError(
+                f"naive datetime {value!r}: give it a time zone, datetime.now(timezone.utc)"
+            )
+        return value.isoformat()
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        if not value.is_finite():
+            raise TypeError(f"{value!r} is not a number")
+        return str(value)
+    if isinstance(value, uuid.UUID | uuid_utils.UUID):
+        return str(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    raise TypeError(
+        f"a {type(value).__name__} is not JSON: pass a str, number, list or dict, or bytes"
+    )
+
+
+def wire_headers(message: Message, *, source: str, epoch: int = 0) -> dict[str, str]:
+    """The headers a broker sends: CloudEvents in binary mode, our four names, and the user's own.
+
+    Position and epoch are for diagnosis only: a consumer drops by id and by nothing else.
+    """
+    created = _EPOCH + dt.timedelta(microseconds=message.created_us)
+    headers = message.headers
+    headers |= {
+        "ce-specversion": "1.0",
+        "ce-id": message.id,
+        "ce-type": message.type,
+        "ce-source": source,
+        "ce-time": created.isoformat(),
+        "content-type": message.content_type,
+        "event_id": message.id,
+        "event_type": message.type,
+        "postroom-position": f"{message.lane}:{message.position}",
+        "postroom-epoch": str(epoch),
+    }
+    if message.key is not None:
+        headers["ce-partitionkey"] = message.key
+    if message.aggregate_type is not None:
+        headers["aggregate_type"] = message.aggregate_type
+    if message.aggregate_id is not None:
+        headers["aggregate_id"] = message.aggregate_id
+    return headers
