@@ -30,6 +30,7 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "message.suspect": (logging.WARNING, "id, lane, position, deaths"),
     "destination.down": (logging.ERROR, "destination, error_code, error, retry_in_seconds"),
     "destination.up": (logging.INFO, "destination"),
+    "destination.unclosed": (logging.WARNING, "error"),
     "database.lost": (logging.ERROR, "error, retry_in_seconds"),
     "database.back": (logging.INFO, "incarnation"),
     "archive.overflow": (logging.ERROR, "count"),

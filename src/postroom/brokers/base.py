@@ -74,10 +74,12 @@ class Capabilities:
     """What a broker can do.
 
     `ordered_pipeline`: within one `send` later messages of a key are delivered only if the earlier
-    ones were, so a batch need not go out in waves. `max_bytes`: largest message it takes, if known.
+    ones were, so a batch need not go out in waves. `max_batch`: most messages for one `send`, where
+    they would otherwise queue inside and outlast the send timeout. `max_bytes`: of one message.
     """
 
     ordered_pipeline: bool = False
+    max_batch: int | None = None
     max_bytes: int | None = None
 
 

@@ -6,10 +6,12 @@ A room keeps `queries.sql` and, for what differs, `queries.mysql.sql` and `queri
     -- Why this query is as it is.
     SELECT value FROM postroom.meta WHERE name = :name
 
+A query marked `-- only: postgresql` has no counterpart elsewhere: the store takes another way there.
 Where a dialect has no form of its own, `postroom.` becomes its table prefix `postroom_`. A query of
 several statements (each ends with `;` at a line's end) is carried out in order, in one transaction,
 and its rows are those of the last statement that returns any. A parameter is int, str, bytes or
 None; a list of int is an array literal on PostgreSQL, a JSON array on SQLite, `(1, 2)` on MariaDB.
+In SQLite's files NOW_US stands for the present in microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ DIALECTS = ("postgresql", "mysql", "sqlite")
 
 _NAME = re.compile(r"^-- name: *(\w+) *$", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+# unixepoch('subsec') is NULL before SQLite 3.42.
+_SQLITE_NOW_US = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
 _PLACEHOLDERS = {"format": "%s", "qmark": "?"}
 
 
@@ -49,7 +53,8 @@ class Prepared:
         for name in self.inline:
             value = values[name]
             assert isinstance(value, list)
-            text = text.replace(f"\x00{name}\x00", "(" + ", ".join(map(str, map(int, value))) + ")")
+            numbers = ", ".join(map(str, map(int, value))) or "NULL"
+            text = text.replace(f"\x00{name}\x00", f"({numbers})")
         return text, tuple([adapt(dialect, values[name]) for name in self.names])
 
 
@@ -72,8 +77,12 @@ def _room(room: str) -> dict[str, dict[str, str]]:
         own = {}
         if dialect != "postgresql":
             path = folder.joinpath(f"queries.{dialect}.sql")
-            own = _parse(path.read_text(encoding="utf-8"))
-            shared = {name: text.replace("postroom.", "postroom_") for name, text in common.items()}
+            own = _parse(path.read_text(encoding="utf-8").replace("NOW_US", _SQLITE_NOW_US))
+            shared = {
+                name: text.replace("postroom.", "postroom_")
+                for name, text in common.items()
+                if not text.startswith("\n-- only: postgresql")
+            }
         else:
             shared = common
         by_dialect[dialect] = shared | own

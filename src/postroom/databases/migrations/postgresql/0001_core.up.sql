@@ -105,6 +105,7 @@ CREATE TABLE postroom.lane_batch (
     batch       bigint NOT NULL,
     lo          bigint NOT NULL,
     hi          bigint NOT NULL,
+    messages    integer NOT NULL,
     alone       boolean NOT NULL,
     PRIMARY KEY (lane, incarnation, batch)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

@@ -98,6 +98,7 @@ CREATE TABLE postroom_lane_batch (
     batch       INTEGER NOT NULL,
     lo          INTEGER NOT NULL,
     hi          INTEGER NOT NULL,
+    messages    INTEGER NOT NULL,
     alone       INTEGER NOT NULL,
     PRIMARY KEY (lane, incarnation, batch)
 ) WITHOUT ROWID;

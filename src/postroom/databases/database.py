@@ -1,0 +1,201 @@
+"""Our own workers' way to the database: connections of their own, fenced against half-done work.
+
+SQLAlchemy makes the connections (URLs, drivers, options); statements run on the driver's own
+connection, which is what makes a large read fast. Whatever interrupts a statement, be it an error,
+a timeout or a cancelled task, ends the connection: nobody inherits an open transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from postroom import failpoints
+from postroom.databases import sql
+from postroom.databases.asyncpg import AsyncpgLink
+from postroom.databases.mysql import AsyncmyLink
+from postroom.databases.psycopg import AsyncPsycopgLink
+from postroom.databases.sqlite import AiosqliteLink
+from postroom.databases.trouble import explain
+from postroom.databases.urls import resolve
+from postroom.errors import PostroomError, Unreachable
+from postroom.flow import AsyncLink, Flow, Rows, Statement, Value, run_async
+
+__all__ = ["Database", "DatabaseLost", "WorkerLink"]
+
+T = TypeVar("T")
+
+_BEGIN = {"postgresql": "BEGIN", "mysql": "START TRANSACTION", "sqlite": "BEGIN IMMEDIATE"}
+_SETUP = {
+    "postgresql": (
+        "SET idle_in_transaction_session_timeout = {idle_ms}",
+        "SET default_transaction_isolation = 'read committed'",
+        "SET jit = off",
+    ),
+    "mysql": (
+        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        "SET SESSION idle_transaction_timeout = {idle_s}, innodb_lock_wait_timeout = {idle_s}",
+    ),
+    "sqlite": ("PRAGMA busy_timeout = {idle_ms}", "PRAGMA synchronous = NORMAL"),
+}
+_READ_ONLY = {
+    "postgresql": "SELECT CASE WHEN pg_is_in_recovery() THEN 1 "
+    "WHEN current_setting('transaction_read_only') = 'on' THEN 1 ELSE 0 END",
+    "mysql": "SELECT CASE WHEN CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') THEN 0 ELSE 1 END",
+    "sqlite": "SELECT 0",
+}
+
+
+class DatabaseLost(Exception):
+    """A statement did not come to its end; what it did, if anything, must be looked up."""
+
+
+class Database:
+    """Where the outbox lives. `connect` opens one more connection for a worker."""
+
+    def __init__(self, url: str, *, timeout_seconds: float = 30.0) -> None:
+        self.target = resolve(url)
+        self.dialect = self.target.dialect
+        self.timeout_seconds = timeout_seconds
+        self._engine: AsyncEngine = create_async_engine(
+            self.target.url,
+            poolclass=NullPool,
+            connect_args=self.target.connect_args,
+            isolation_level="AUTOCOMMIT",
+        )
+
+    async def connect(self, *, idle_seconds: float | None = None) -> WorkerLink:
+        """Open a connection to a server that takes writes, or say in one sentence what is wrong.
+
+        A transaction of ours that stands still for `idle_seconds` is ended by the server, so that
+        a frozen process keeps nobody waiting.
+        """
+        idle = idle_seconds or self.timeout_seconds
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                connection = await self._engine.connect()
+        except (Exception, TimeoutError) as error:
+            raise explain(error, self.target) from error
+        link = WorkerLink(self, connection)
+        try:
+            await link.prepare(idle)
+        except PostroomError:
+            await link.close()
+            raise
+        except Exception as error:
+            await link.close()
+            raise explain(error, self.target) from error
+        return link
+
+    def explain(self, error: BaseException) -> PostroomError:
+        """What went wrong, as an error of ours."""
+        cause = error.__cause__ if isinstance(error, DatabaseLost) else error
+        return explain(cause or error, self.target)
+
+
+class WorkerLink:
+    """One connection of a worker; statements and transactions on it take turns."""
+
+    def __init__(self, database: Database, connection: AsyncConnection) -> None:
+        self.database = database
+        self.dialect = database.dialect
+        self.lost = False
+        self._connection = connection
+        self._turn = asyncio.Lock()
+        self._driver: Any = None
+        self._link: AsyncLink
+
+    @property
+    def driver(self) -> Any:
+        """The driver's own connection."""
+        return self._driver
+
+    async def prepare(self, idle_seconds: float) -> None:
+        """Take the driver's connection, set the session up, and refuse a read-only server."""
+        self._driver = (await self._connection.get_raw_connection()).driver_connection
+        idle_ms = max(int(idle_seconds * 1000), 100)
+        for command in _SETUP[self.dialect]:
+            text = command.format(idle_ms=idle_ms, idle_s=max(1, idle_ms // 1000))
+            await self._connection.exec_driver_sql(text)
+        (read_only,) = (await self._connection.exec_driver_sql(_READ_ONLY[self.dialect])).one()
+        if read_only:
+            safe = self.database.target.safe
+            raise Unreachable(f"{safe} is read-only or recovering; point the URL at the primary.")
+        self._link = _link_on(self.dialect, self._driver)
+
+    async def query(self, room: str, name: str, **values: Value) -> Rows:
+        """Carry out one query: alone if it is one statement, else in a transaction."""
+        return await self.ask(Statement(room, name, values))
+
+    async def ask(self, statement: Statement) -> Rows:
+        """`query` for a statement."""
+
+        def alone() -> Flow[Rows]:
+            return (yield statement)
+
+        several = len(sql.prepare(statement.room, self.dialect, statement.name, "format")) > 1
+        if several:
+            return await self.transact(alone())
+        async with self._guarded():
+            return await self._link.execute(statement)
+
+    async def transact(self, flow: Flow[T]) -> T:
+        """Carry out a flow in one transaction and commit it."""
+        async with self._guarded():
+            await self._plain(_BEGIN[self.dialect])
+            failpoints.hit("tx.begin.after")
+            result = await run_async(flow, self._link)
+            failpoints.hit("tx.commit.before")
+            await self._plain("COMMIT")
+            failpoints.hit("tx.commit.after")
+            return result
+
+    async def close(self) -> None:
+        """Give the connection up; never raises, never waits long."""
+        self.lost = True
+        with contextlib.suppress(Exception):
+            await asyncio.shield(self._end())
+
+    async def _end(self) -> None:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(2):
+                await self._connection.invalidate()
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(2):
+                await self._connection.close()
+
+    @contextlib.asynccontextmanager
+    async def _guarded(self) -> Any:
+        async with self._turn:
+            if self.lost:
+                raise DatabaseLost("the connection is gone")
+            try:
+                async with asyncio.timeout(self.database.timeout_seconds):
+                    yield
+            except asyncio.CancelledError:
+                await self.close()
+                raise
+            except Exception as error:
+                await self.close()
+                raise DatabaseLost(str(error)) from error
+
+    async def _plain(self, text: str) -> None:
+        if self.dialect == "mysql":
+            async with self._driver.cursor() as cursor:
+                await cursor.execute(text)
+        else:
+            await self._driver.execute(text)
+
+
+def _link_on(dialect: str, driver: Any) -> AsyncLink:
+    if dialect == "sqlite":
+        return AiosqliteLink(driver)
+    if dialect == "mysql":
+        return AsyncmyLink(driver)
+    if type(driver).__module__.startswith("asyncpg"):
+        return AsyncpgLink(driver)
+    return AsyncPsycopgLink(driver)

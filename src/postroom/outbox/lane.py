@@ -1,0 +1,416 @@
+"""One lane, one small sequential program: read, say what will be sent, send, settle, again.
+
+Promise: nothing of a key is sent while something earlier of it is not settled. A batch goes out in
+waves; a failure is committed, together with what must wait behind it, before the next wave; and the
+next read begins only after the settle of this one is committed, so it can never see a message that
+is already under way.
+
+Crash between send and settle: sent again with the same id, and the inbox drops it. That sentence is
+the product.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from postroom import failpoints, signals
+from postroom.messages import Message
+from postroom.outbox.rules import (
+    DEATHS_ALONE,
+    Bury,
+    Down,
+    Hold,
+    Horizon,
+    Leftover,
+    Segment,
+    Settled,
+    Unsent,
+    Verdict,
+    add_history,
+    segments,
+    waves,
+)
+from postroom.outbox.sending import Sender
+from postroom.outbox.store import Ask, Burial, Change, Entry, Failure, Fence
+from postroom.outbox.together import Budget, Gate, Pulse
+
+__all__ = ["Desk", "Lane", "LaneLost", "Tally"]
+
+HELD_LOOK_SECONDS = 0.05
+RUN_KEYS = 100
+FLUSH_SECONDS = 0.25
+
+
+class LaneLost(Exception):
+    """Another relay owns this lane now: everything in memory for it is void."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a relay has done so far."""
+
+    delivered: int = 0
+    held: int = 0
+    dead: int = 0
+
+
+class Desk(Protocol):
+    """What a lane has from its relay: the shared ways to the database, and limits."""
+
+    owner: str
+    sender: Sender
+    horizon: Horizon
+    budget: Budget
+    gate: Gate
+    pulse: Pulse
+    tally: Tally
+    batch_rows: int
+    batch_bytes: int
+    rescan_seconds: float
+    margin_seconds: float
+    holds_key: bool
+    safe_reads: bool
+
+    async def read(self, ask: Ask) -> tuple[list[Message], bool]: ...
+    async def held_due(self, lane: int) -> list[Message]: ...
+    async def held_run(self, head: Message) -> list[Message]: ...
+    async def held_any(self, lane: int) -> bool: ...
+    async def journal(self, entry: Entry) -> bool: ...
+    async def settle(self, change: Change) -> bool: ...
+    async def load(self, lane: int) -> tuple[list[Leftover], bool]: ...
+    async def forget(self, lane: int) -> list[Leftover]: ...
+    def next_batch(self) -> int: ...
+
+
+class Lane:
+    """Works one lane for as long as its relay owns it."""
+
+    def __init__(self, desk: Desk, fence: Fence, lease_ends: float) -> None:
+        self.desk = desk
+        self.fence = fence
+        self.lease_ends = lease_ends
+        self.stopping = False
+        self.paused = False
+        self._leftovers: list[Leftover] = []
+        self._any_held = False
+        self._held_at = 0.0
+        self._rescan_at = time.monotonic() + desk.rescan_seconds
+
+    async def run(self, *, once: bool = False) -> None:
+        """Work until told to stop; with `once`, until nothing is left to do now."""
+        self._leftovers, self._any_held = await self.desk.load(self.fence.lane)
+        while not self.stopping:
+            worked = False
+            if not self.paused and not await self._all_down():
+                worked = await self._held_turn(once)
+                worked = await self._hot_turn() or worked
+            if worked:
+                self.desk.pulse.busy()
+            elif once:
+                return
+            else:
+                await self.desk.pulse.wait()
+
+    def stop(self) -> None:
+        """Stop at the next border between two waves."""
+        self.stopping = True
+        self.desk.pulse.hint()
+
+    async def _all_down(self) -> bool:
+        if not self.desk.sender.all_down():
+            return False
+        await asyncio.sleep(min(self.desk.sender.retry_in(), 0.5))
+        return True
+
+    # ── where messages come from ───────────────────────────────────────────────────────────────
+
+    async def _hot_turn(self) -> bool:
+        lane, horizon = self.fence.lane, self.desk.horizon
+        rescan = self.desk.safe_reads and time.monotonic() >= self._rescan_at
+        safe = horizon.after(lane)
+        batch, more = await self.desk.read(Ask(lane, 0 if rescan else safe, self._any_held))
+        if rescan:
+            self._rescan_at = time.monotonic() + self.desk.rescan_seconds
+            for message in batch:
+                if message.position <= safe:
+                    signals.emit("lane.late", lane=lane, position=message.position, id=message.id)
+        if not batch:
+            return more
+        size = sum(message.size for message in batch)
+        try:
+            return await _Batch(self, batch, from_held=False).work()
+        finally:
+            self.desk.budget.give(len(batch), size)
+
+    async def _held_turn(self, once: bool) -> bool:
+        if not self._any_held or (not once and time.monotonic() < self._held_at):
+            return False
+        self._held_at = time.monotonic() + HELD_LOOK_SECONDS
+        due = await self.desk.held_due(self.fence.lane)
+        if not due:
+            self._any_held = await self.desk.held_any(self.fence.lane)
+            return False
+        heads = _Batch(self, due, from_held=True)
+        worked = await heads.work()
+        # What waited behind a head that went through goes right after it, many at a time.
+        for head in [m for m in heads.delivered if m.key is not None][:RUN_KEYS]:
+            run = await self.desk.held_run(head)
+            while run and not self.stopping:
+                behind = _Batch(self, run, from_held=True)
+                await behind.work()
+                if len(behind.delivered) < len(run):
+                    break
+                run = await self.desk.held_run(head)
+        return worked
+
+    # ── what a batch needs ─────────────────────────────────────────────────────────────────────
+
+    async def may_send(self) -> bool:
+        """Whether a send may start: not when stopping, and never on the last of the lease."""
+        while self.lease_ends - time.monotonic() < self.desk.margin_seconds:
+            if self.lease_ends < time.monotonic():
+                raise LaneLost(f"the lease of lane {self.fence.lane} ran out")
+            await asyncio.sleep(0.01)
+        return not self.stopping
+
+    @property
+    def leftovers(self) -> list[Leftover]:
+        return self._leftovers
+
+    async def settle(self, change: Change) -> None:
+        """Write a change down, or find that the lane is not ours any more."""
+        failpoints.hit("relay.settle.before")
+        if not await self.desk.settle(change):
+            raise LaneLost(f"lane {self.fence.lane} has another owner")
+        failpoints.hit("relay.settle.after")
+        if change.failures or change.waiting or change.later or change.burials:
+            self._any_held = True
+
+    async def journal(self, messages: Sequence[Message], alone: bool) -> int:
+        """Say what is about to be sent."""
+        batch = self.desk.next_batch()
+        positions = [message.position for message in messages]
+        entry = Entry(self.fence, batch, min(positions), max(positions), len(positions), alone)
+        if not await self.desk.journal(entry):
+            raise LaneLost(f"lane {self.fence.lane} has another owner")
+        return batch
+
+    async def forget(self) -> None:
+        """Some suspects were settled: see who is left."""
+        self._leftovers = await self.desk.forget(self.fence.lane)
+
+
+class _Batch:
+    """The way of one batch: segments, waves, verdicts, settles."""
+
+    def __init__(self, lane: Lane, messages: Sequence[Message], *, from_held: bool) -> None:
+        self.lane = lane
+        self.desk = lane.desk
+        self.messages = messages
+        self.from_held = from_held
+        self.delivered: list[Message] = []
+        self._change = self._new_change()
+        self._stopped: set[tuple[str, str]] = set()
+        self._left: list[Message] = []
+        self._dirty = False
+        self._by_order: dict[tuple[str, str], list[Message]] = {}
+        self._flushed_at = time.monotonic()
+
+    def _new_change(self) -> Change:
+        return Change(self.lane.fence, from_held=self.from_held)
+
+    async def work(self) -> bool:
+        """Take the batch as far as it goes; returns whether anything moved."""
+        ready = self._sort_out()
+        for segment in segments(ready, self.lane.leftovers):
+            if self.lane.stopping:
+                self._left += [m for m in segment.messages if m.order not in self._stopped]
+            elif segment.alone and segment.deaths >= DEATHS_ALONE:
+                await self._bury_killer(segment.messages[0])
+            else:
+                await self._send_segment(segment)
+        await self._flush()
+        if self._left and not self.from_held:
+            first = min(message.position for message in self._left)
+            self.desk.horizon.rewind(self.lane.fence.lane, first)
+        if self.lane.leftovers:
+            await self.lane.forget()
+        return len(self._left) < len(self.messages)
+
+    def _sort_out(self) -> list[Message]:
+        """What can be sent: keys that are held keep theirs back, and what expired is over."""
+        ready: list[Message] = []
+        for message in self.messages:
+            if message.held and not self.from_held:
+                self._change.waiting.append(message)
+                self._stopped.add(message.order)
+            elif message.expired:
+                self._expire(message)
+            else:
+                ready.append(message)
+        return ready
+
+    async def _send_segment(self, segment: Segment) -> None:
+        messages = [m for m in segment.messages if m.order not in self._stopped]
+        if not messages:
+            return
+        gate = self.desk.gate.alone() if segment.alone else self.desk.gate.together()
+        if segment.alone:
+            message = messages[0]
+            signals.emit(
+                "message.suspect",
+                id=message.id,
+                lane=message.lane,
+                position=message.position,
+                deaths=segment.deaths,
+            )
+        async with gate:
+            if not await self.lane.may_send():
+                self._left += messages
+                return
+            batch = await self.lane.journal(messages, segment.alone)
+            whole = self.desk.sender.is_ordered(messages)
+            limit = self.desk.sender.max_batch(messages) or len(messages)
+            for wave in [messages] if whole else waves(messages):
+                for start in range(0, len(wave), limit):
+                    await self._send_wave(wave[start : start + limit])
+            self._change.batches.append(batch)
+            if segment.alone and messages[0] not in self._left:
+                self._change.acquitted.append(messages[0].position)
+            await self._flush()
+
+    async def _send_wave(self, wave: list[Message]) -> None:
+        if self._stopped:
+            wave = [message for message in wave if message.order not in self._stopped]
+        if not wave:
+            return
+        verdicts = await self.desk.sender.send(
+            wave, epoch=self.lane.fence.epoch, may_send=self.lane.may_send
+        )
+        trouble = False
+        for message, answer in zip(wave, verdicts, strict=True):
+            if isinstance(answer, Settled):
+                self._change.delivered.append(message)
+            elif message.order not in self._stopped:
+                self._set_aside(message, answer)
+                trouble = True
+        # Committed before the next wave, so that nothing of a key passes what failed. A slow
+        # receiver's yes is written down now and then, so that little is sent twice after a crash.
+        slow = time.monotonic() - self._flushed_at > FLUSH_SECONDS
+        if slow or (trouble and self._dirty):
+            await self._flush()
+
+    # ── what did not go through ────────────────────────────────────────────────────────────────
+
+    def _set_aside(self, message: Message, answer: Verdict) -> None:
+        followers = self._followers(message)
+        self._stopped.add(message.order)
+        if isinstance(answer, Hold):
+            self._fail(message, answer)
+            self._keep_waiting(followers)
+        elif isinstance(answer, Bury):
+            holds = self.desk.holds_key and message.key is not None
+            self._bury(message, answer, holds_key=holds)
+            if holds:
+                self._keep_waiting(followers)
+            else:
+                self._stopped.discard(message.order)
+        elif isinstance(answer, Down) and not self.desk.sender.all_down():
+            self._change.later += [message, *followers]
+            self._change.later_seconds = self.desk.sender.later_seconds()
+            self._dirty = True
+        else:
+            assert isinstance(answer, Down | Unsent)
+            self._left += [message, *followers]
+
+    def _followers(self, message: Message) -> list[Message]:
+        if not self._by_order:
+            for other in self.messages:
+                self._by_order.setdefault(other.order, []).append(other)
+        return [m for m in self._by_order[message.order] if m.position > message.position]
+
+    def _keep_waiting(self, followers: list[Message]) -> None:
+        if not self.from_held:
+            self._change.waiting += followers
+
+    def _fail(self, message: Message, answer: Hold) -> None:
+        attempts = message.attempts + 1
+        history = self._history(message, attempts, answer.code, answer.text)
+        self._change.failures.append(
+            Failure(message, attempts, history, answer.code, answer.text, answer.delay_seconds)
+        )
+        self._dirty = True
+        self.desk.tally.held += 1
+        signals.emit(
+            "message.held",
+            id=message.id,
+            topic=message.topic,
+            key=message.key,
+            attempts=attempts,
+            error_code=answer.code,
+            delay_seconds=round(answer.delay_seconds, 3),
+        )
+
+    def _bury(self, message: Message, answer: Bury, *, holds_key: bool) -> None:
+        attempts = message.attempts + (1 if answer.spent else 0)
+        history = self._history(message, attempts, answer.code, answer.text)
+        self._change.burials.append(
+            Burial(message, attempts, history, answer.code, answer.text, holds_key)
+        )
+        self._dirty = True
+        self.desk.tally.dead += 1
+        signals.emit(
+            "message.buried",
+            id=message.id,
+            topic=message.topic,
+            key=message.key,
+            attempts=attempts,
+            error_code=answer.code,
+            holds_key=holds_key,
+        )
+
+    def _expire(self, message: Message) -> None:
+        text = "it was not delivered before its expires_at"
+        history = self._history(message, message.attempts, "expired", text)
+        self._change.burials.append(
+            Burial(message, message.attempts, history, "expired", text, False, ended=True)
+        )
+        self._dirty = True
+        signals.emit("message.expired", id=message.id, topic=message.topic, key=message.key)
+
+    async def _bury_killer(self, message: Message) -> None:
+        if message.order in self._stopped:
+            return
+        text = f"the process died {DEATHS_ALONE} times while sending this message alone"
+        self._set_aside(message, Bury("suspected_killer", text, spent=False))
+        self._change.acquitted.append(message.position)
+        await self._flush()
+
+    def _history(self, message: Message, attempt: int, code: str, text: str) -> str:
+        return add_history(
+            message.history,
+            attempt=attempt,
+            at=dt.datetime.now(dt.UTC),
+            code=code,
+            text=text,
+            worker=self.desk.owner,
+        )
+
+    async def _flush(self) -> None:
+        change = self._change
+        if not (change.delivered or change.waiting or change.batches or self._dirty):
+            return
+        self._change, self._dirty = self._new_change(), False
+        self._flushed_at = time.monotonic()
+        await self.lane.settle(change)
+        self.delivered += change.delivered
+        self.desk.tally.delivered += len(change.delivered)
+        if change.delivered:
+            signals.emit(
+                "message.delivered", lane=self.lane.fence.lane, count=len(change.delivered)
+            )

@@ -1,0 +1,107 @@
+"""Waking relays of other processes: NOTIFY after commit, on a connection of its own.
+
+Inside the caller's transaction a NOTIFY would make all commits take turns and forbid prepared
+transactions. Here the first hint goes out at once and then at most one every 5 ms, whatever the
+rate of commits. A hint that is lost costs a poll, never a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from postroom import signals
+from postroom.databases.database import Database, WorkerLink
+from postroom.errors import ConfigurationError
+
+__all__ = ["Notifier", "listen"]
+
+CHANNEL = "postroom"
+QUIET_SECONDS = 0.005
+ALIVE_SECONDS = 15.0
+
+
+async def listen(link: WorkerLink, callback: Callable[[], None]) -> None:
+    """Call back for every notification until the connection is lost."""
+    driver = link.driver
+    if hasattr(driver, "add_listener"):
+        await driver.add_listener(CHANNEL, lambda *_: callback())
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            async with asyncio.timeout(ALIVE_SECONDS):
+                await driver.fetchval("SELECT 1")
+    await driver.execute(f"LISTEN {CHANNEL}")
+    while True:
+        async for _ in driver.notifies(timeout=ALIVE_SECONDS):
+            callback()
+        await driver.execute("SELECT 1")
+
+
+class Notifier:
+    """Sends the hints of one process, from a thread of its own. Started at the first hint."""
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(url)
+        if self._database.dialect != "postgresql":
+            raise ConfigurationError(
+                f"notify needs PostgreSQL, not {self._database.dialect}; leave it out: relays poll"
+            )
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wanted: asyncio.Event | None = None
+
+    def hint(self) -> None:
+        """Something was committed. Returns at once."""
+        if self._pid != os.getpid():
+            self._start()
+        loop, wanted = self._loop, self._wanted
+        if loop is not None and wanted is not None and not wanted.is_set():
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(wanted.set)
+
+    def _start(self) -> None:
+        # After a fork the thread is gone, so the child starts its own.
+        with self._lock:
+            if self._pid == os.getpid():
+                return
+            ready = threading.Event()
+            thread = threading.Thread(
+                target=self._run, args=(ready,), name="postroom notify", daemon=True
+            )
+            thread.start()
+            ready.wait(1)
+            self._pid = os.getpid()
+
+    def _run(self, ready: threading.Event) -> None:
+        asyncio.run(self._serve(ready))
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._wanted = asyncio.get_running_loop(), asyncio.Event()
+        ready.set()
+        while True:
+            await self._wanted.wait()
+            try:
+                link = await self._database.connect()
+                try:
+                    await self._notify_with(link.driver)
+                finally:
+                    await link.close()
+            except Exception as error:
+                text = signals.redact(f"{type(error).__name__}: {error}")
+                signals.emit("notify.lost", error=text)
+            self._wanted.clear()
+            await asyncio.sleep(1)
+
+    async def _notify_with(self, driver: Any) -> None:
+        assert self._wanted is not None
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            async with asyncio.timeout(ALIVE_SECONDS):
+                await driver.execute(f"NOTIFY {CHANNEL}")
+            await asyncio.sleep(QUIET_SECONDS)

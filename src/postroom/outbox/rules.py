@@ -1,0 +1,364 @@
+"""The relay's decisions. Pure: time and randomness are arguments, nothing is read or written.
+
+outcome of a send ──► verdict
+Delivered             Settled
+Transient, Unknown    Hold(delay), or Bury when the attempts are spent
+… with down=          Down: the destination's fault, no attempt is spent
+Permanent             Bury
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import fnmatch
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from postroom.brokers.base import Delivered, Outcome, Permanent, Scope, Transient, Unknown
+from postroom.errors import ConfigurationError
+from postroom.messages import LANES, Message
+from postroom.retry import RetryPolicy
+
+__all__ = [
+    "SETTLED",
+    "UNSENT",
+    "Breaker",
+    "Bury",
+    "Down",
+    "Hold",
+    "Horizon",
+    "Leftover",
+    "Routes",
+    "Segment",
+    "Settled",
+    "Unsent",
+    "Verdict",
+    "add_history",
+    "fair_share",
+    "fence_number",
+    "segments",
+    "verdict",
+    "waves",
+]
+
+DEATHS_ALONE = 3
+CHUNKS = 32
+HISTORY_ENTRIES = 50
+ERROR_CHARACTERS = 2000
+
+
+# ── What becomes of a message ──────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Delivered: it leaves the outbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Try again after `delay_seconds`; whatever of its key comes later waits behind it."""
+
+    delay_seconds: float
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """A dead letter. `spent`: it was sent and refused, so it counts as an attempt."""
+
+    code: str
+    text: str
+    spent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The destination cannot take messages now."""
+
+    scope: Scope
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """The worker stopped before it was its turn: it stays where it is."""
+
+
+Verdict: TypeAlias = Settled | Hold | Bury | Down | Unsent
+SETTLED = Settled()
+UNSENT = Unsent()
+
+
+def verdict(
+    outcome: Outcome, message: Message, policy: RetryPolicy, random: Callable[[], float]
+) -> Verdict:
+    """What the outcome of a send means for its message."""
+    if isinstance(outcome, Delivered):
+        return SETTLED
+    if isinstance(outcome, Permanent):
+        return Bury(outcome.code, outcome.text)
+    if outcome.down is not None:
+        return Down(outcome.down, outcome.code, outcome.text)
+    wish = outcome.retry_after_seconds if isinstance(outcome, Transient) else None
+    delay = policy.delay_after(message.attempts + 1, retry_after_seconds=wish, random=random)
+    if delay is None:
+        unknown = isinstance(outcome, Unknown)
+        return Bury(outcome.code, f"{'outcome unknown: ' if unknown else ''}{outcome.text}")
+    return Hold(delay, outcome.code, outcome.text)
+
+
+def add_history(
+    history: str | None, *, attempt: int, at: dt.datetime, code: str, text: str, worker: str
+) -> str:
+    """The history of a message with one more attempt; the oldest go first when it grows long."""
+    entries = json.loads(history) if history else []
+    entries.append(
+        {
+            "attempt": attempt,
+            "at": at.isoformat(timespec="milliseconds"),
+            "code": code,
+            "error": text[:ERROR_CHARACTERS],
+            "worker": worker,
+        }
+    )
+    return json.dumps(entries[-HISTORY_ENTRIES:], ensure_ascii=False)
+
+
+# ── Order ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def waves(batch: Sequence[Message]) -> list[list[Message]]:
+    """The first message of every key, then the second of every key, and so on."""
+    turns: dict[tuple[str, str], int] = {}
+    result: list[list[Message]] = []
+    for message in batch:
+        order = message.order
+        turn = turns.get(order, 0)
+        turns[order] = turn + 1
+        if turn == len(result):
+            result.append([])
+        result[turn].append(message)
+    return result
+
+
+class Horizon:
+    """The safe watermark of each lane: where a read may start without losing a late committer.
+
+    A position is safe when every transaction that could still bring a lower one is over, and a read
+    that began after that has returned. `begin` and `seen` stand before and after every read, `mark`
+    and `look` before and after the question which transactions are open.
+    """
+
+    def __init__(self) -> None:
+        self.safe: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+        self._noted: dict[int, int] = {}
+        self._open: frozenset[str] = frozenset()
+        self._passed: dict[int, int] = {}
+
+    def after(self, lane: int) -> int:
+        """Where the next read of the lane starts."""
+        return self.safe.get(lane, 0)
+
+    @property
+    def behind(self) -> bool:
+        """Whether a look could move anything forward."""
+        return any(self.safe.get(lane, 0) < seen for lane, seen in self._seen.items())
+
+    def begin(self) -> dict[int, int]:
+        """Hand to `seen` what this returns: the positions this read may make safe."""
+        return dict(self._passed)
+
+    def seen(self, lane: int, last: int | None, full: bool, begun: Mapping[int, int]) -> None:
+        """A read of the lane returned; `last` is its last position, `full` that there is more."""
+        passed = begun.get(lane, 0)
+        if full:
+            passed = min(passed, last or 0)
+        if passed > self.safe.get(lane, 0):
+            self.safe[lane] = passed
+        if last is not None and last > self._seen.get(lane, 0):
+            self._seen[lane] = last
+
+    def mark(self) -> dict[int, int]:
+        """What was seen before the question was asked; hand it to `look` with the answer."""
+        return dict(self._seen)
+
+    def look(self, mark: Mapping[int, int], open_transactions: Iterable[str]) -> None:
+        """These transactions hold the publisher's lock: they may still bring a lower position."""
+        now_open = frozenset(open_transactions)
+        if self._open.isdisjoint(now_open):
+            self._passed.update(self._noted)
+            self._noted = dict(mark)
+            self._open = now_open
+
+    def rewind(self, lane: int, position: int) -> None:
+        """The message at `position` stays in the outbox: the next read must find it again."""
+        self.safe[lane] = min(self.safe.get(lane, 0), position - 1)
+
+    def forget(self, lane: int) -> None:
+        """The lane is not ours any more."""
+        for table in (self.safe, self._seen, self._noted, self._passed):
+            table.pop(lane, None)
+
+
+# ── Lanes and their owners ─────────────────────────────────────────────────────────────────────
+
+
+def fence_number(lane: int, epoch: int) -> int:
+    """Lane and epoch as one number, as the queries compare it."""
+    return epoch * LANES + lane
+
+
+def fair_share(workers: Sequence[str], me: str) -> int:
+    """How many lanes this worker may own, given all that live (itself too)."""
+    everyone = sorted({*workers, me})
+    share, rest = divmod(LANES, len(everyone))
+    return share + (1 if everyone.index(me) < rest else 0)
+
+
+# ── Worker died: who is to blame? ──────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a dead relay was sending: positions lo to hi of a lane, so many messages."""
+
+    lo: int
+    hi: int
+    messages: int
+    alone: bool
+
+
+@dataclass(slots=True)
+class Segment:
+    """A run of a batch that is sent together. `alone`: nothing else of this relay is under way."""
+
+    messages: list[Message] = field(default_factory=list)
+    chunk: int = 0
+    alone: bool = False
+    deaths: int = 0
+
+
+def segments(batch: Sequence[Message], leftovers: Sequence[Leftover]) -> list[Segment]:
+    """Cut a batch, in its order, so that what was in flight at a death goes in ever smaller parts.
+
+    A part of n messages that was in flight when a process died is sent in parts of n / 32, and at
+    last one by one with nothing else under way; so only a message that was really alone is blamed,
+    and a random kill costs a little speed.
+    """
+    result: list[Segment] = []
+    for message in batch:
+        chunk, alone, deaths = _suspicion(message.position, leftovers)
+        last = result[-1] if result else None
+        fits = last is not None and not alone and last.chunk == chunk
+        if not fits or (chunk and len(result[-1].messages) >= chunk):
+            result.append(Segment(chunk=chunk, alone=alone, deaths=deaths))
+        result[-1].messages.append(message)
+    return result
+
+
+def _suspicion(position: int, leftovers: Sequence[Leftover]) -> tuple[int, bool, int]:
+    """Largest part this message may be sent in (0: any), whether alone, and its deaths alone."""
+    chunk, deaths = 0, 0
+    for left in leftovers:
+        if left.lo <= position <= left.hi:
+            part = max(1, left.messages // CHUNKS)
+            chunk = min(chunk or part, part)
+            deaths += left.alone
+    return chunk, chunk == 1, deaths
+
+
+# ── Destination down ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Whether a destination may be tried, and with how many messages at once.
+
+    closed ──failed──► open ──time──► probing (one message) ──succeeded──► closed, ramping up
+                        ▲────────failed────┘
+    """
+
+    first_seconds: float = 0.2
+    cap_seconds: float = 30.0
+    probe_seconds: float = 15.0
+    code: str = ""
+    text: str = ""
+    failures: int = 0
+    retry_at: float | None = None
+    allowance: int | None = None
+
+    def admits(self, now: float) -> int | None:
+        """How many messages may be sent now; None: any number."""
+        if self.retry_at is None:
+            return self.allowance
+        if now < self.retry_at:
+            return 0
+        # One probe at a time; should its outcome never be told, another may go later.
+        self.retry_at = now + self.probe_seconds
+        return 1
+
+    def is_open(self, now: float) -> bool:
+        """Whether it is known to be down, and not yet time to try."""
+        return self.retry_at is not None and now < self.retry_at
+
+    def failed(self, now: float, code: str, text: str, random: Callable[[], float]) -> float:
+        """It is down; returns the seconds until the next try."""
+        self.code, self.text = code, text
+        delay = min(self.first_seconds * 2.0**self.failures, self.cap_seconds)
+        delay *= 0.5 + random() / 2
+        self.failures = min(self.failures + 1, 30)
+        self.retry_at, self.allowance = now + delay, 1
+        return delay
+
+    def succeeded(self, count: int) -> bool:
+        """Messages arrived; returns whether it was down before."""
+        was_down = self.retry_at is not None
+        self.retry_at, self.failures = None, 0
+        if self.allowance is not None:
+            self.allowance = self.allowance * 2 if count >= self.allowance else self.allowance
+            if self.allowance > 1000:
+                self.allowance = None
+        return was_down
+
+
+# ── Where it goes ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The routing table: topic pattern → broker URL, first that fits; `default` for the rest."""
+
+    patterns: tuple[tuple[str, str], ...]
+    default: str | None
+
+    def __post_init__(self) -> None:
+        if not self.patterns and not self.default:
+            raise ConfigurationError(
+                "the relay has no broker: pass --broker, set POSTROOM_BROKER_URL, or write routes"
+            )
+
+    @property
+    def urls(self) -> list[str]:
+        """Every broker of the table, once."""
+        urls = [url for _, url in self.patterns] + ([self.default] if self.default else [])
+        return list(dict.fromkeys(urls))
+
+    def url_for(self, topic: str) -> str | None:
+        """The broker of a topic; None if no route fits."""
+        for pattern, url in self.patterns:
+            if fnmatch.fnmatchcase(topic, pattern):
+                return url
+        return self.default
+
+    def fingerprint(self, safe: Callable[[str], str]) -> str:
+        """What is on record of this table, without secrets: it tells two tables apart."""
+        table = [[pattern, safe(url)] for pattern, url in self.patterns]
+        text = json.dumps([table, safe(self.default) if self.default else None])
+        return f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {text}"

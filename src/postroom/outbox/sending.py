@@ -1,0 +1,285 @@
+"""From a wave of messages to a verdict for each: routes, brokers, breakers, timeouts, look-ups.
+
+Nothing here touches the database. A broker that raises or does not answer in time has told us
+nothing, so its messages are of unknown outcome and go out again with the same id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from postroom import failpoints, signals
+from postroom.brokers.base import Broker, BrokerOptions, CanLookUp, Outcome, Scope, Unknown
+from postroom.messages import Message
+from postroom.outbox.rules import UNSENT, Breaker, Down, Routes, Settled, Verdict, verdict
+from postroom.retry import RetryPolicy
+from postroom.signals import redact
+
+__all__ = ["Sender"]
+
+ERROR_CHARACTERS = 2000
+
+
+class Sender:
+    """Sends to every broker of the routing table."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        brokers: Mapping[str, Broker],
+        *,
+        retry: RetryPolicy | Mapping[str, RetryPolicy],
+        options: BrokerOptions,
+        clock: Callable[[], float] = time.monotonic,
+        randomness: Callable[[], float] = random.random,
+    ) -> None:
+        self._routes = routes
+        self._brokers = dict(brokers)
+        self._retry = retry
+        self._timeout = options.send_timeout_seconds
+        self._clock = clock
+        self._random = randomness
+        self._urls: dict[str, str | None] = {}
+        self._breakers: dict[str, Breaker] = {}
+
+    # ── destinations ───────────────────────────────────────────────────────────────────────────
+
+    def all_down(self) -> bool:
+        """Whether no broker can be tried now: then there is no sense in reading."""
+        now = self._clock()
+        return all(
+            (breaker := self._breakers.get(url)) is not None and breaker.is_open(now)
+            for url in self._brokers
+        )
+
+    def retry_in(self) -> float:
+        """Seconds until some destination may be tried again."""
+        now = self._clock()
+        times = [b.retry_at - now for b in self._breakers.values() if b.retry_at is not None]
+        return max(0.01, min(times, default=0.01))
+
+    def closed_to(self, message: Message) -> Down | None:
+        """The reason why this message cannot be tried now, if there is one."""
+        now = self._clock()
+        for name in (self._url(message.topic) or "", _topic(message.topic)):
+            breaker = self._breakers.get(name)
+            if breaker is not None and breaker.is_open(now):
+                scope: Scope = "topic" if name.startswith("topic ") else "broker"
+                return Down(scope, breaker.code, breaker.text)
+        return None
+
+    def later_seconds(self) -> float:
+        """How long messages of a destination that is down wait before they are looked at again."""
+        return min(max(self.retry_in(), 0.2) * (1 + self._random()), 60.0)
+
+    def breakers(self) -> dict[str, Breaker]:
+        """The destinations that are down, by their names for people."""
+        return {redact(name): b for name, b in self._breakers.items() if b.retry_at is not None}
+
+    def is_ordered(self, batch: Sequence[Message]) -> bool:
+        """Whether this batch may go to its broker as one, later messages only after earlier."""
+        urls = {self._url(message.topic) for message in batch}
+        return all(url and self._brokers[url].capabilities.ordered_pipeline for url in urls)
+
+    def max_batch(self, batch: Sequence[Message]) -> int | None:
+        """Most messages of this batch that may be under way at once; None: any number."""
+        urls = {self._url(message.topic) for message in batch}
+        limits = [self._brokers[url].capabilities.max_batch for url in urls if url]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _url(self, topic: str) -> str | None:
+        if topic not in self._urls:
+            if len(self._urls) > 10_000:
+                self._urls.clear()
+            self._urls[topic] = self._routes.url_for(topic)
+        return self._urls[topic]
+
+    # ── sending ────────────────────────────────────────────────────────────────────────────────
+
+    async def send(
+        self, wave: Sequence[Message], *, epoch: int, may_send: Callable[[], Awaitable[bool]]
+    ) -> list[Verdict]:
+        """One verdict for each message, in order.
+
+        `may_send` is asked before every call of a broker; once it says no, the rest stays unsent.
+        """
+        groups: dict[str | None, list[int]] = {}
+        for index, message in enumerate(wave):
+            groups.setdefault(self._url(message.topic), []).append(index)
+        verdicts: list[Verdict | None] = [None] * len(wave)
+
+        async def serve(url: str | None, indexes: list[int]) -> None:
+            messages = [wave[index] for index in indexes]
+            answers = await self._send_to(url, messages, epoch, may_send)
+            for index, answer in zip(indexes, answers, strict=True):
+                verdicts[index] = answer
+
+        if len(groups) == 1:
+            ((url, indexes),) = groups.items()
+            await serve(url, indexes)
+        else:
+            await asyncio.gather(*(serve(url, indexes) for url, indexes in groups.items()))
+        return [answer for answer in verdicts if answer is not None]
+
+    async def _send_to(
+        self,
+        url: str | None,
+        messages: list[Message],
+        epoch: int,
+        may_send: Callable[[], Awaitable[bool]],
+    ) -> list[Verdict]:
+        if url is None:
+            return [self._no_route(message.topic) for message in messages]
+        broker = self._brokers[url]
+        verdicts: list[Verdict] = []
+        while len(verdicts) < len(messages):
+            rest = messages[len(verdicts) :]
+            if not await may_send():
+                return verdicts + [UNSENT] * len(rest)
+            breaker = self._breakers.get(url)
+            admitted = breaker.admits(self._clock()) if breaker is not None else None
+            if breaker is not None and admitted == 0:
+                return verdicts + [Down("broker", breaker.code, breaker.text)] * len(rest)
+            part = rest if admitted is None else rest[:admitted]
+            verdicts += await self._send_part(url, broker, part, epoch)
+        return verdicts
+
+    async def _send_part(
+        self, url: str, broker: Broker, part: list[Message], epoch: int
+    ) -> list[Verdict]:
+        open_topics = [m for m in part if self._breakers.get(_topic(m.topic)) is None]
+        if len(open_topics) != len(part):
+            return await self._send_sorted(url, broker, part, epoch)
+        outcomes = await self._outcomes(broker, part, epoch)
+        return self._judge(url, part, outcomes)
+
+    async def _send_sorted(
+        self, url: str, broker: Broker, part: list[Message], epoch: int
+    ) -> list[Verdict]:
+        """Some topics of this part were down: leave out those that still are."""
+        closed: dict[int, Verdict] = {}
+        tried: list[Message] = []
+        left: dict[str, int | None] = {}
+        for index, message in enumerate(part):
+            name = _topic(message.topic)
+            breaker = self._breakers.get(name)
+            if breaker is not None and name not in left:
+                left[name] = breaker.admits(self._clock())
+            allowed = left.get(name)
+            if breaker is not None and allowed is not None and allowed <= 0:
+                closed[index] = Down("topic", breaker.code, breaker.text)
+                continue
+            if allowed is not None:
+                left[name] = allowed - 1
+            tried.append(message)
+        judged: list[Verdict] = []
+        if tried:
+            judged = self._judge(url, tried, await self._outcomes(broker, tried, epoch))
+        answers = iter(judged)
+        return [closed[i] if i in closed else next(answers) for i in range(len(part))]
+
+    async def _outcomes(self, broker: Broker, messages: list[Message], epoch: int) -> list[Outcome]:
+        failpoints.hit("relay.send.before")
+        try:
+            # A broker keeps the timeout itself, message by message; this is for one that hangs.
+            async with asyncio.timeout(self._timeout + 0.5):
+                outcomes = await broker.send(messages, epoch=epoch)
+            failpoints.hit("relay.send.after")
+            if len(outcomes) != len(messages):
+                raise RuntimeError(f"{len(outcomes)} outcomes for {len(messages)} messages")
+        except TimeoutError:
+            silent = Unknown("timeout", f"no answer within {self._timeout:g} s", down="broker")
+            outcomes = [silent] * len(messages)
+        except Exception as error:
+            text = redact(f"{type(error).__name__}: {error}")[:ERROR_CHARACTERS]
+            outcomes = [Unknown(type(error).__name__, text)] * len(messages)
+        if isinstance(broker, CanLookUp):
+            outcomes = [
+                await self._look_up(broker, message, outcome)
+                for message, outcome in zip(messages, outcomes, strict=True)
+            ]
+        return outcomes
+
+    async def _look_up(self, broker: CanLookUp, message: Message, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Unknown):
+            return outcome
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await broker.lookup(message)
+        except Exception as error:
+            text = redact(f"{outcome.text}; look-up failed: {error}")[:ERROR_CHARACTERS]
+            return Unknown(outcome.code, text, outcome.down)
+
+    def _judge(
+        self, url: str, messages: Sequence[Message], outcomes: Sequence[Outcome]
+    ) -> list[Verdict]:
+        verdicts = [
+            verdict(outcome, message, self._policy(message.topic), self._random)
+            for message, outcome in zip(messages, outcomes, strict=True)
+        ]
+        downs: dict[str, Down] = {}
+        arrived = 0
+        for message, answer in zip(messages, verdicts, strict=True):
+            if isinstance(answer, Down):
+                name = url if answer.scope == "broker" else _topic(message.topic)
+                downs.setdefault(name, answer)
+            else:
+                arrived += isinstance(answer, Settled)
+                if (name := _topic(message.topic)) in self._breakers:
+                    self._is_up(name, 1)
+        for name, down in downs.items():
+            self._is_down(name, down)
+        if url not in downs and arrived:
+            self._is_up(url, arrived)
+        return verdicts
+
+    def _no_route(self, topic: str) -> Down:
+        down = Down("topic", "no_route", f"no route for topic {topic!r}: add one or a default")
+        if not self._breakers.get(_topic(topic), Breaker()).is_open(self._clock()):
+            self._is_down(_topic(topic), down)
+        return down
+
+    def _is_down(self, name: str, down: Down) -> None:
+        breaker = self._breakers.setdefault(name, Breaker())
+        seconds = breaker.failed(self._clock(), down.code, down.text, self._random)
+        signals.emit(
+            "destination.down",
+            destination=redact(name),
+            error_code=down.code,
+            error=down.text,
+            retry_in_seconds=round(seconds, 3),
+        )
+
+    def _is_up(self, name: str, count: int) -> None:
+        breaker = self._breakers.get(name)
+        if breaker is None:
+            return
+        if breaker.succeeded(count):
+            signals.emit("destination.up", destination=redact(name))
+        if breaker.allowance is None:
+            del self._breakers[name]
+
+    def _policy(self, topic: str) -> RetryPolicy:
+        if isinstance(self._retry, RetryPolicy):
+            return self._retry
+        for pattern, policy in self._retry.items():
+            if fnmatchcase(topic, pattern):
+                return policy
+        return RetryPolicy()
+
+    async def close(self) -> None:
+        """Close every broker; a failure to close loses nothing."""
+        for broker in self._brokers.values():
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await broker.close()
+            except Exception as error:
+                signals.emit("destination.unclosed", error=redact(str(error)))
+
+
+def _topic(topic: str) -> str:
+    return f"topic {topic}"

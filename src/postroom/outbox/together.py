@@ -1,0 +1,172 @@
+"""Concurrent asks served together: sixteen lanes cost one statement, not sixteen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+__all__ = ["Budget", "Gate", "Pulse", "Together"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Together(Generic[A, R]):
+    """Whoever asks while a call is under way shares the next one.
+
+    `serve` takes all that wait and answers each in order. If it fails, all of them fail.
+    """
+
+    def __init__(self, serve: Callable[[Sequence[A]], Awaitable[Sequence[R]]]) -> None:
+        self._serve = serve
+        self._waiting: list[tuple[A, asyncio.Future[R]]] = []
+        self._runner: asyncio.Task[None] | None = None
+
+    async def ask(self, item: A) -> R:
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run())
+        return await future
+
+    async def close(self) -> None:
+        """End whatever is under way; its askers are cancelled."""
+        if self._runner is not None:
+            self._runner.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._runner
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                # One turn of the loop, so that lanes that woke together ask together.
+                await asyncio.sleep(0)
+                served = [pair for pair in self._waiting if not pair[1].done()]
+                self._waiting = []
+                if served:
+                    await self._serve_these(served)
+        finally:
+            self._runner = None
+            for _, future in self._waiting:
+                future.cancel()
+
+    async def _serve_these(self, served: list[tuple[A, asyncio.Future[R]]]) -> None:
+        try:
+            answers = await self._serve([item for item, _ in served])
+        except asyncio.CancelledError:
+            for _, future in served:
+                future.cancel()
+            raise
+        except Exception as error:
+            for _, future in served:
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            for (_, future), answer in zip(served, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
+
+class Budget:
+    """How much may be in memory at once, in rows and bytes."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        self.rows_left = self._rows = rows
+        self.bytes_left = self._bytes = size
+        self._freed = asyncio.Event()
+
+    async def some(self) -> tuple[int, int]:
+        """Wait until there is room; returns the rows and bytes that may be taken.
+
+        While anything is in flight one row too large for what is left waits for its turn; when
+        nothing is, it comes alone.
+        """
+        while self.rows_left <= 0 or self.bytes_left <= 0:
+            self._freed.clear()
+            await self._freed.wait()
+        return self.rows_left, self.bytes_left
+
+    def take(self, rows: int, size: int) -> None:
+        self.rows_left -= rows
+        self.bytes_left -= size
+
+    def give(self, rows: int, size: int) -> None:
+        self.rows_left += rows
+        self.bytes_left += size
+        self._freed.set()
+
+
+class Gate:
+    """Many may send together, or one suspect alone."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._alone = asyncio.Lock()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @contextlib.asynccontextmanager
+    async def together(self) -> AsyncIterator[None]:
+        async with self._alone:
+            self._inside += 1
+            self._empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._empty.set()
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        async with self._alone:
+            await self._empty.wait()
+            yield
+
+
+class Pulse:
+    """When to look again: soon after work was found, ever later when idle, at once on a hint."""
+
+    def __init__(self, shortest_seconds: float, longest_seconds: float) -> None:
+        self._shortest = shortest_seconds
+        self._longest = longest_seconds
+        self._pause = shortest_seconds
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._hinted = False
+
+    async def wait(self) -> None:
+        """Return at the next beat; all who wait wake together. A hint that came early counts."""
+        if self._hinted:
+            self._hinted = False
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is None:
+            self._timer = loop.call_later(self._pause, self._beat)
+            self._pause = min(self._pause * 2, self._longest)
+        future = loop.create_future()
+        self._waiters.add(future)
+        try:
+            await future
+        finally:
+            self._waiters.discard(future)
+
+    def busy(self) -> None:
+        """There was work: look again soon."""
+        self._pause = self._shortest
+
+    def hint(self) -> None:
+        """Something was committed, or should be looked at: everyone wakes now."""
+        self._pause = self._shortest
+        self._hinted = not self._waiters
+        self._beat()
+
+    def _beat(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for future in self._waiters:
+            if not future.done():
+                future.set_result(None)
