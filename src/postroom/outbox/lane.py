@@ -97,13 +97,13 @@ class Lane:
         self.stopping = False
         self.paused = False
         self._leftovers: list[Leftover] = []
-        self._any_held = False
+        self.any_held = False
         self._held_at = 0.0
         self._rescan_at = time.monotonic() + desk.rescan_seconds
 
     async def run(self, *, once: bool = False) -> None:
         """Work until told to stop; with `once`, until nothing is left to do now."""
-        self._leftovers, self._any_held = await self.desk.load(self.fence.lane)
+        self._leftovers, self.any_held = await self.desk.load(self.fence.lane)
         while not self.stopping:
             worked = False
             if not self.paused and not await self._all_down():
@@ -133,7 +133,7 @@ class Lane:
         lane, horizon = self.fence.lane, self.desk.horizon
         rescan = self.desk.safe_reads and time.monotonic() >= self._rescan_at
         safe = horizon.after(lane)
-        batch, more = await self.desk.read(Ask(lane, 0 if rescan else safe, self._any_held))
+        batch, more = await self.desk.read(Ask(lane, 0 if rescan else safe, self.any_held))
         if rescan:
             self._rescan_at = time.monotonic() + self.desk.rescan_seconds
             for message in batch:
@@ -148,12 +148,12 @@ class Lane:
             self.desk.budget.give(len(batch), size)
 
     async def _held_turn(self, once: bool) -> bool:
-        if not self._any_held or (not once and time.monotonic() < self._held_at):
+        if not self.any_held or (not once and time.monotonic() < self._held_at):
             return False
         self._held_at = time.monotonic() + HELD_LOOK_SECONDS
         due = await self.desk.held_due(self.fence.lane)
         if not due:
-            self._any_held = await self.desk.held_any(self.fence.lane)
+            self.any_held = await self.desk.held_any(self.fence.lane)
             return False
         heads = _Batch(self, due, from_held=True)
         worked = await heads.work()
@@ -189,7 +189,7 @@ class Lane:
             raise LaneLost(f"lane {self.fence.lane} has another owner")
         failpoints.hit("relay.settle.after")
         if change.failures or change.waiting or change.later or change.burials:
-            self._any_held = True
+            self.any_held = True
 
     async def journal(self, messages: Sequence[Message], alone: bool) -> int:
         """Say what is about to be sent."""

@@ -23,13 +23,13 @@ from typing import Any
 
 from postroom import failpoints, signals
 from postroom.brokers.base import Broker, BrokerOptions, open_broker
-from postroom.config import RelaySettings
+from postroom.config import RelaySettings, Routes
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
 from postroom.errors import ConfigurationError, PostroomError, RoutingChanged, SchemaError
 from postroom.messages import LANES, Message
 from postroom.outbox import notify, wake
 from postroom.outbox.lane import Lane, LaneLost, Tally
-from postroom.outbox.rules import Horizon, Leftover, Routes, fair_share
+from postroom.outbox.rules import Horizon, Leftover, fair_share
 from postroom.outbox.sending import Sender
 from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
 from postroom.outbox.together import Budget, Gate, Pulse, Together
@@ -65,7 +65,7 @@ class Relay:
     def __init__(
         self,
         database: str,
-        broker: str | Mapping[str, str],
+        broker: str | Mapping[str, str] | Routes,
         *,
         settings: RelaySettings | None = None,
         retry: RetryPolicy | Mapping[str, RetryPolicy] | None = None,
@@ -193,11 +193,15 @@ class Relay:
                 return office
 
 
-def _routes(broker: str | Mapping[str, str]) -> Routes:
+def _routes(broker: str | Mapping[str, str] | Routes) -> Routes:
     if isinstance(broker, str):
-        return Routes((), broker)
-    patterns = tuple((pattern, url) for pattern, url in broker.items() if pattern != "*")
-    return Routes(patterns, broker.get("*"))
+        broker = {"*": broker}
+    if not isinstance(broker, Routes):
+        patterns = tuple((pattern, url) for pattern, url in broker.items() if pattern != "*")
+        broker = Routes(patterns, broker.get("*"))
+    if not broker.urls:
+        raise ConfigurationError("a relay needs a broker: give it a URL, or routes by topic.")
+    return broker
 
 
 async def _pause(stopping: asyncio.Event, seconds: float) -> None:
@@ -353,6 +357,7 @@ class _Office:
                 )
                 await self._renew()
             await self._share()
+            await self._notice_held()
             self._reap()
             self.lived = True
             await _pause(stopping, pause)
@@ -394,6 +399,13 @@ class _Office:
         free = [lane for lane in free if lane not in self._lanes][:wanted]
         if free:
             await self._take(free)
+
+    async def _notice_held(self) -> None:
+        """An operator may have put a redriven message where this relay knew of none."""
+        if self._lanes:
+            rows = await self._control.query(ROOM, "lanes_with_held", lane_list=list(self._lanes))
+            for (number,) in rows:
+                self._lanes[number][0].any_held = True
 
     async def _take(self, lanes: Sequence[int]) -> None:
         begun = time.monotonic()

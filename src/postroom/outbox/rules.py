@@ -10,15 +10,12 @@ Permanent             Bury
 from __future__ import annotations
 
 import datetime as dt
-import fnmatch
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from postroom.brokers.base import Delivered, Outcome, Permanent, Scope, Transient, Unknown
-from postroom.errors import ConfigurationError
 from postroom.messages import LANES, Message
 from postroom.retry import RetryPolicy
 
@@ -31,7 +28,6 @@ __all__ = [
     "Hold",
     "Horizon",
     "Leftover",
-    "Routes",
     "Segment",
     "Settled",
     "Unsent",
@@ -326,39 +322,3 @@ class Breaker:
             if self.allowance > 1000:
                 self.allowance = None
         return was_down
-
-
-# ── Where it goes ──────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """The routing table: topic pattern → broker URL, first that fits; `default` for the rest."""
-
-    patterns: tuple[tuple[str, str], ...]
-    default: str | None
-
-    def __post_init__(self) -> None:
-        if not self.patterns and not self.default:
-            raise ConfigurationError(
-                "the relay has no broker: pass --broker, set POSTROOM_BROKER_URL, or write routes"
-            )
-
-    @property
-    def urls(self) -> list[str]:
-        """Every broker of the table, once."""
-        urls = [url for _, url in self.patterns] + ([self.default] if self.default else [])
-        return list(dict.fromkeys(urls))
-
-    def url_for(self, topic: str) -> str | None:
-        """The broker of a topic; None if no route fits."""
-        for pattern, url in self.patterns:
-            if fnmatch.fnmatchcase(topic, pattern):
-                return url
-        return self.default
-
-    def fingerprint(self, safe: Callable[[str], str]) -> str:
-        """What is on record of this table, without secrets: it tells two tables apart."""
-        table = [[pattern, safe(url)] for pattern, url in self.patterns]
-        text = json.dumps([table, safe(self.default) if self.default else None])
-        return f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {text}"

@@ -14,8 +14,9 @@ from fnmatch import fnmatchcase
 
 from postroom import failpoints, signals
 from postroom.brokers.base import Broker, BrokerOptions, CanLookUp, Outcome, Scope, Unknown
+from postroom.config import Routes
 from postroom.messages import Message
-from postroom.outbox.rules import UNSENT, Breaker, Down, Routes, Settled, Verdict, verdict
+from postroom.outbox.rules import UNSENT, Breaker, Down, Settled, Verdict, verdict
 from postroom.retry import RetryPolicy
 from postroom.signals import redact
 

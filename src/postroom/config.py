@@ -1,0 +1,252 @@
+"""Settings, merged once: defaults, then `postroom.toml`, then the environment, then options.
+
+    database_url = "postgresql://…"          # POSTROOM_DATABASE_URL, --database
+    broker_url = "nats://…"                  # POSTROOM_BROKER_URL, --broker: the default route
+
+    [relay]
+    lease_seconds = 30                       # POSTROOM_RELAY_LEASE_SECONDS
+
+    [relay.routes]                           # the first pattern that matches a topic wins
+    "orders.*" = "nats://…"
+
+The file is the one POSTROOM_CONFIG or --config names, else the one in the working directory, if
+there is one. A name nobody knows is an error, so that a misspelt setting is not a silent default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from postroom.errors import ConfigurationError
+
+__all__ = ["RelaySettings", "Routes", "Settings", "load"]
+
+DAY_SECONDS = 86_400
+MIB_BYTES = 1024 * 1024
+FILE_NAME = "postroom.toml"
+
+_TOP = ("database_url", "broker_url")
+# Zero means "at once" or "never wait" here; everywhere else it could not work.
+_MAY_BE_ZERO = {"keep_delivered_seconds", "keep_dedup_seconds", "keep_dead_seconds"}
+_MAY_BE_ZERO |= {"grace_seconds", "horizon_seconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """How a relay works; every limit and time it has."""
+
+    lease_seconds: float = 30
+    send_timeout_seconds: float = 10
+    batch_rows: int = 1000
+    batch_bytes: int = 8 * MIB_BYTES
+    in_flight_rows: int = 4000
+    in_flight_bytes: int = 32 * MIB_BYTES
+    poll_min_seconds: float = 0.01
+    poll_max_seconds: float = 1.0
+    keep_delivered_seconds: int = 7 * DAY_SECONDS
+    keep_dedup_seconds: int = 7 * DAY_SECONDS
+    keep_dead_seconds: int = 90 * DAY_SECONDS
+    grace_seconds: float = 20
+    horizon_seconds: float = 0.05
+    rescan_seconds: float = 60
+    on_dead: Literal["hold", "continue"] = "hold"
+    concurrency: int = 4
+    source: str = "postroom"
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if not isinstance(value, str):
+                _require_number(spec.name, value, whole=spec.type == "int")
+        self._require_room_for_a_send()
+        self._require_order("poll_min_seconds", "poll_max_seconds")
+        self._require_order("batch_rows", "in_flight_rows")
+        self._require_order("batch_bytes", "in_flight_bytes")
+        if self.on_dead not in ("hold", "continue"):
+            raise ConfigurationError('on_dead must be "hold" or "continue".')
+        if not self.source or len(self.source) > 255:
+            raise ConfigurationError("source must have 1 to 255 characters.")
+
+    def _require_room_for_a_send(self) -> None:
+        # A lease is renewed after a third of it; a send begun just before must end within the rest.
+        if not self.send_timeout_seconds + 1 < self.lease_seconds * 2 / 3:
+            raise ConfigurationError(
+                f"send_timeout_seconds ({self.send_timeout_seconds:g}) + 1 must be below 2/3 of "
+                f"lease_seconds ({self.lease_seconds:g}), so that a send ends before its lease: "
+                f"set lease_seconds above {(self.send_timeout_seconds + 1) * 1.5:g}."
+            )
+
+    def _require_order(self, less: str, more: str) -> None:
+        if getattr(self, less) > getattr(self, more):
+            raise ConfigurationError(f"{less} must not be above {more}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Which broker a topic goes to: the first pattern that matches, else the default."""
+
+    patterns: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    default: str | None = field(default=None, repr=False)
+
+    def broker_for(self, topic: str) -> str:
+        """The URL of the broker this topic goes to."""
+        for pattern, url in self.patterns:
+            if fnmatchcase(topic, pattern):
+                return url
+        if self.default is None:
+            raise ConfigurationError(
+                f"No route for the topic {topic!r}: add a pattern to [relay.routes] or a default "
+                "with --broker, POSTROOM_BROKER_URL or broker_url."
+            )
+        return self.default
+
+    def url_for(self, topic: str) -> str | None:
+        """The broker of a topic; None if no route fits."""
+        for pattern, url in self.patterns:
+            if fnmatchcase(topic, pattern):
+                return url
+        return self.default
+
+    def fingerprint(self, safe: Callable[[str], str]) -> str:
+        """What is on record of this table, without secrets: it tells two tables apart."""
+        table = [[pattern, safe(url)] for pattern, url in self.patterns]
+        text = json.dumps([table, safe(self.default) if self.default else None])
+        return f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {text}"
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Every broker URL in use, once each."""
+        named = [url for _, url in self.patterns]
+        return tuple(dict.fromkeys(named + ([self.default] if self.default else [])))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a process was told. URLs hold passwords, so they are not in the repr."""
+
+    database_url: str | None = field(default=None, repr=False)
+    broker_url: str | None = field(default=None, repr=False)
+    relay: RelaySettings = field(default_factory=RelaySettings)
+    routes: Routes = field(default_factory=Routes)
+
+    def require_database(self) -> str:
+        """The database URL, or an error that says where to put one."""
+        if not self.database_url:
+            raise ConfigurationError(
+                "No database URL: use --database, POSTROOM_DATABASE_URL or database_url in "
+                f"{FILE_NAME}, such as postgresql://user@localhost:5432/app."
+            )
+        return self.database_url
+
+    def require_routes(self) -> Routes:
+        """The routes, or an error that says where to put a broker."""
+        if not self.routes.urls:
+            raise ConfigurationError(
+                "No broker URL: use --broker, POSTROOM_BROKER_URL or broker_url in "
+                f"{FILE_NAME}, such as nats://localhost:4222."
+            )
+        return self.routes
+
+
+def load(
+    *,
+    database_url: str | None = None,
+    broker_url: str | None = None,
+    config: str | None = None,
+    relay: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Merge all sources; a later one wins. An option that is None was not given."""
+    document = _read_file(config or environ.get("POSTROOM_CONFIG"))
+    relay_table = dict(_table(document, "relay"))
+    routes = _table(relay_table, "routes")
+    _require_known("setting", document, _TOP)
+    top = {name: _text(name, value) for name, value in document.items()}
+    top |= {n: environ[v] for n in _TOP if environ.get(v := f"POSTROOM_{n.upper()}")}
+    given = {"database_url": database_url, "broker_url": broker_url}
+    top |= {name: value for name, value in given.items() if value is not None}
+
+    kinds = {spec.name: spec.type for spec in fields(RelaySettings)}
+    names = {n: str(kind) if kind in ("int", "float") else "str" for n, kind in kinds.items()}
+    _require_known("relay setting", relay_table, names)
+    prefix = "POSTROOM_RELAY_"
+    told = {k[len(prefix) :].lower(): v for k, v in environ.items() if k.startswith(prefix)}
+    _require_known("relay setting", told, names)
+    relay_table |= {name: _number(name, text, names[name]) for name, text in told.items()}
+    relay_table |= {name: value for name, value in (relay or {}).items() if value is not None}
+    for name, kind in names.items():
+        if kind == "str" and name in relay_table:
+            _text(name, relay_table[name])
+
+    patterns = tuple((pattern, _text(pattern, url)) for pattern, url in routes.items())
+    return Settings(
+        database_url=top.get("database_url"),
+        broker_url=top.get("broker_url"),
+        relay=RelaySettings(**relay_table),
+        routes=Routes(patterns, top.get("broker_url")),
+    )
+
+
+def _read_file(named: str | None) -> dict[str, Any]:
+    path = Path(named or FILE_NAME)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if named:
+            raise ConfigurationError(f"There is no configuration file {path}.") from None
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}.") from None
+
+
+def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
+    table = document.pop(name, {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{name} in {FILE_NAME} must be a table: [{name}].")
+    return table
+
+
+def _require_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            raise ConfigurationError(f"{name} is not a {what}{hint}")
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} must be text in quotes.")
+    return value
+
+
+def _number(name: str, text: str, kind: str) -> Any:
+    """A value of the environment in its own type."""
+    if kind == "str":
+        return text
+    try:
+        return int(text) if kind == "int" else float(text)
+    except ValueError:
+        whole = "a whole number" if kind == "int" else "a number"
+        raise ConfigurationError(f"POSTROOM_RELAY_{name.upper()} must be {whole}.") from None
+
+
+def _require_number(name: str, value: object, *, whole: bool) -> None:
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+        raise ConfigurationError(f"{name} must be {'a whole number' if whole else 'a number'}.")
+    if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
+        raise ConfigurationError(f"{name} must be above zero.")

@@ -1,0 +1,50 @@
+-- What MariaDB says differently.
+
+-- name: where_is
+SELECT lane, position, holds_key, topic, `key`, state FROM postroom_dead_letter
+ WHERE source = 'outbox' AND id = :id
+
+-- name: unblock
+UPDATE postroom_held
+   SET blocked = FALSE, attempts = 0, redrives = redrives + 1, expires_at = NULL,
+       next_attempt_at = UTC_TIMESTAMP(6)
+ WHERE lane = :lane AND position = :position
+
+-- name: requeue
+INSERT INTO postroom_held (lane, position, id, topic, `key`, type, aggregate_type, aggregate_id,
+       content_type, headers, payload, size, redrives, created_at, expires_at, history,
+       next_attempt_at)
+SELECT lane, position, id, topic, `key`, type, aggregate_type, aggregate_id, content_type, headers,
+       payload, size, redrives + 1, created_at, NULL, history, UTC_TIMESTAMP(6)
+  FROM postroom_dead_letter WHERE source = 'outbox' AND id = :id
+
+-- name: queue
+UPDATE postroom_dead_letter
+   SET state = 'queued', redrives = redrives + 1, retried_at = UTC_TIMESTAMP(6)
+ WHERE source = 'outbox' AND id = :id
+
+-- name: discard
+UPDATE postroom_dead_letter SET state = 'discarded', note = :note, ended_at = UTC_TIMESTAMP(6)
+ WHERE source = 'outbox' AND id = :id
+
+-- name: list
+SELECT id, topic, `key`, type, state, error_code, error, attempts, redrives, holds_key,
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', died_at)
+  FROM postroom_dead_letter
+ WHERE state = :state
+ ORDER BY died_at DESC, id DESC LIMIT :rows
+
+-- name: show
+SELECT id, topic, `key`, type, state, error_code, error, attempts, redrives, holds_key,
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', died_at),
+       aggregate_type, aggregate_id, content_type, headers, payload, history, note, lane, position,
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at)
+  FROM postroom_dead_letter
+ WHERE source = 'outbox' AND id = :id
+
+-- name: arm_next
+-- The next message of the key gets its turn, unless it too is a dead letter that holds the key.
+UPDATE postroom_held SET next_attempt_at = UTC_TIMESTAMP(6)
+ WHERE lane = :lane AND next_attempt_at IS NULL AND NOT blocked
+   AND position = (SELECT min(f.position) FROM postroom_held f
+                    WHERE f.lane = :lane AND f.topic = :topic AND f.`key` = :key)

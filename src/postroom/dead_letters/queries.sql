@@ -1,0 +1,60 @@
+-- name: where_is
+SELECT lane, position, CAST(holds_key AS int), topic, key, state FROM postroom.dead_letter
+ WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+
+-- name: lock_lane
+-- Waits for a settle under way, and keeps the next one waiting until we commit.
+SELECT lane FROM postroom.lane WHERE lane = :lane FOR UPDATE
+
+-- name: unblock
+UPDATE postroom.held
+   SET blocked = false, attempts = 0, redrives = redrives + 1, expires_at = NULL,
+       next_attempt_at = clock_timestamp()
+ WHERE lane = :lane AND position = :position
+
+-- name: requeue
+-- It gave its place up when it died: it goes out now, before what of its key is published later.
+INSERT INTO postroom.held (lane, position, id, topic, key, type, aggregate_type, aggregate_id,
+       content_type, headers, payload, size, redrives, created_at, expires_at, history,
+       next_attempt_at)
+SELECT lane, position, id, topic, key, type, aggregate_type, aggregate_id, content_type, headers,
+       payload, size, redrives + 1, created_at, NULL, history, clock_timestamp()
+  FROM postroom.dead_letter WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+
+-- name: queue
+UPDATE postroom.dead_letter
+   SET state = 'queued', redrives = redrives + 1, retried_at = clock_timestamp()
+ WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+
+-- name: drop_held
+DELETE FROM postroom.held WHERE lane = :lane AND position = :position
+
+-- name: discard
+UPDATE postroom.dead_letter SET state = 'discarded', note = :note, ended_at = clock_timestamp()
+ WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+
+-- name: audit
+INSERT INTO postroom.audit (who, what, subject, why) VALUES (:who, :what, :subject, :why)
+
+-- name: list
+-- Newest first, a page at a time: past the last one of the page before.
+SELECT CAST(id AS text), topic, key, type, state, error_code, error, attempts, redrives,
+       CAST(holds_key AS int), CAST(extract(epoch FROM died_at) * 1000000 AS bigint)
+  FROM postroom.dead_letter
+ WHERE state = :state
+ ORDER BY died_at DESC, id DESC LIMIT CAST(:rows AS bigint)
+
+-- name: show
+SELECT CAST(id AS text), topic, key, type, state, error_code, error, attempts, redrives,
+       CAST(holds_key AS int), CAST(extract(epoch FROM died_at) * 1000000 AS bigint),
+       aggregate_type, aggregate_id, content_type, headers, payload, history, note, lane, position,
+       CAST(extract(epoch FROM created_at) * 1000000 AS bigint)
+  FROM postroom.dead_letter
+ WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+
+-- name: arm_next
+-- The next message of the key gets its turn, unless it too is a dead letter that holds the key.
+UPDATE postroom.held SET next_attempt_at = clock_timestamp()
+ WHERE lane = :lane AND next_attempt_at IS NULL AND NOT blocked
+   AND position = (SELECT min(f.position) FROM postroom.held f
+                    WHERE f.lane = :lane AND f.topic = :topic AND f.key = :key)

@@ -1,0 +1,51 @@
+-- What SQLite says differently. Its writers take turns, so there is no row to lock.
+
+-- name: where_is
+SELECT lane, position, holds_key, topic, key, state FROM postroom_dead_letter
+ WHERE source = 'outbox' AND id = :id
+
+-- name: lock_lane
+SELECT lane FROM postroom_lane WHERE lane = :lane
+
+-- name: unblock
+UPDATE postroom_held
+   SET blocked = 0, attempts = 0, redrives = redrives + 1, expires_at = NULL,
+       next_attempt_at = NOW_US
+ WHERE lane = :lane AND position = :position
+
+-- name: requeue
+INSERT INTO postroom_held (lane, position, id, topic, key, type, aggregate_type, aggregate_id,
+       content_type, headers, payload, size, redrives, created_at, expires_at, history,
+       next_attempt_at)
+SELECT lane, position, id, topic, key, type, aggregate_type, aggregate_id, content_type, headers,
+       payload, size, redrives + 1, created_at, NULL, history, NOW_US
+  FROM postroom_dead_letter WHERE source = 'outbox' AND id = :id
+
+-- name: queue
+UPDATE postroom_dead_letter
+   SET state = 'queued', redrives = redrives + 1, retried_at = NOW_US
+ WHERE source = 'outbox' AND id = :id
+
+-- name: discard
+UPDATE postroom_dead_letter SET state = 'discarded', note = :note, ended_at = NOW_US
+ WHERE source = 'outbox' AND id = :id
+
+-- name: list
+SELECT id, topic, key, type, state, error_code, error, attempts, redrives, holds_key, died_at
+  FROM postroom_dead_letter
+ WHERE state = :state
+ ORDER BY died_at DESC, id DESC LIMIT :rows
+
+-- name: show
+SELECT id, topic, key, type, state, error_code, error, attempts, redrives, holds_key, died_at,
+       aggregate_type, aggregate_id, content_type, headers, payload, history, note, lane, position,
+       created_at
+  FROM postroom_dead_letter
+ WHERE source = 'outbox' AND id = :id
+
+-- name: arm_next
+-- The next message of the key gets its turn, unless it too is a dead letter that holds the key.
+UPDATE postroom_held SET next_attempt_at = NOW_US
+ WHERE lane = :lane AND next_attempt_at IS NULL AND NOT blocked
+   AND position = (SELECT min(f.position) FROM postroom_held f
+                    WHERE f.lane = :lane AND f.topic = :topic AND f.key = :key)

@@ -1,0 +1,117 @@
+"""The `postroom` command: its groups, the options they share, and how it ends.
+
+Exit codes: 0 all is well; 1 refused, or something was found wrong; 2 wrong usage or configuration;
+3 a server cannot be reached. An error is one sentence on stderr, without secrets and without a
+traceback; POSTROOM_DEBUG=1 adds the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from postroom.errors import ConfigurationError, PostroomError, Unreachable
+from postroom.ops import cli_db, cli_messages, cli_relay
+from postroom.ops.cli_common import (
+    BrokerOption,
+    ConfigOption,
+    Console,
+    DatabaseOption,
+    JsonOption,
+)
+from postroom.signals import redact
+
+__all__ = ["app", "main"]
+
+EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+app = typer.Typer(
+    name="postroom",
+    help="Transactional messaging: a committed fact is never lost and never invented.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(cli_db.app, name="db")
+app.command("relay")(cli_relay.relay)
+app.command("status")(cli_messages.status)
+app.add_typer(cli_messages.messages, name="messages")
+app.add_typer(cli_messages.dead, name="dead")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"postroom {version('postroom')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    database: DatabaseOption = None,
+    broker: BrokerOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    context.obj = Console(database, broker, config, as_json)
+
+
+def main() -> None:
+    """Run the command line; the one place where an error becomes a sentence and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; stop the interpreter from complaining at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_REFUSED)
+    except Exception as error:
+        sys.exit(_fail(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(error: Exception) -> int:
+    if os.environ.get("POSTROOM_DEBUG"):
+        print(redact(traceback.format_exc()), file=sys.stderr)
+    sentence, code = _explain(error)
+    if sentence:
+        print("postroom: " + redact(" ".join(sentence.split())), file=sys.stderr)
+    return code
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    if isinstance(error, ConfigurationError):
+        return str(error), EXIT_USAGE
+    if isinstance(error, Unreachable):
+        return str(error), EXIT_UNREACHABLE
+    if isinstance(error, PostroomError):
+        return str(error), EXIT_REFUSED
+    if isinstance(error, typer.Abort):
+        return "Stopped.", EXIT_REFUSED
+    # Typer brings its own copy of Click since some version: its errors are known by what they can.
+    message = getattr(error, "format_message", None)
+    if callable(message):
+        return str(message()), EXIT_USAGE
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}.", EXIT_UNREACHABLE
+    return (
+        f"Unexpected {type(error).__name__}: {error} (POSTROOM_DEBUG=1 shows where).",
+        EXIT_REFUSED,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What all commands share: their options, their settings, and how they answer.
+
+People get sentences and tables, programs get one JSON document with `--json`; both on stdout.
+Errors are for `cli.main` alone: a command raises, it never prints one. Nothing here imports a
+database library, so that `postroom --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from postroom.config import Settings
+
+__all__ = ["BrokerOption", "ConfigOption", "Console", "DatabaseOption", "JsonOption", "run"]
+
+T = TypeVar("T")
+
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option("--database", metavar="URL", help="The database; else POSTROOM_DATABASE_URL."),
+]
+BrokerOption = Annotated[
+    str | None,
+    typer.Option("--broker", metavar="URL", help="The default broker; else POSTROOM_BROKER_URL."),
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="Settings file; else postroom.toml here."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """The options given before the command, and the way to answer.
+
+    Every option may stand before or after the command's name; what stands after it wins.
+    """
+
+    database: str | None = None
+    broker: str | None = None
+    config: str | None = None
+    as_json: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        context: typer.Context,
+        *,
+        database: str | None = None,
+        broker: str | None = None,
+        config: str | None = None,
+        as_json: bool = False,
+    ) -> Console:
+        """The console of a command: its own options over those before its name."""
+        outer = context.find_object(cls) or cls()
+        return cls(
+            database=database or outer.database,
+            broker=broker or outer.broker,
+            config=config or outer.config,
+            as_json=as_json or outer.as_json,
+        )
+
+    def settings(self, relay: dict[str, Any] | None = None) -> Settings:
+        """All settings, merged; `relay` holds options of the relay's own."""
+        from postroom.config import load
+
+        return load(
+            database_url=self.database, broker_url=self.broker, config=self.config, relay=relay
+        )
+
+    def answer(self, document: Any, sentence: str) -> None:
+        """One thing to say: a document for programs, a sentence for people."""
+        print(json.dumps(document, ensure_ascii=False) if self.as_json else sentence)
+
+    def table(
+        self, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]
+    ) -> None:
+        """Many things to say: a document for programs, a table for people."""
+        if self.as_json:
+            print(json.dumps(document, ensure_ascii=False))
+            return
+        from rich.console import Console as Terminal
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            # As Text: a key or an error of somebody else's is never read as markup.
+            table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        Terminal().print(table)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's work on an event loop that every driver can use."""
+    factory = asyncio.SelectorEventLoop if sys.platform == "win32" else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)

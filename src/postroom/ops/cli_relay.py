@@ -1,0 +1,134 @@
+"""`postroom relay`: moves messages from the outbox to the broker until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from postroom.ops.cli_common import (
+    BrokerOption,
+    ConfigOption,
+    Console,
+    DatabaseOption,
+    JsonOption,
+    run,
+)
+
+if TYPE_CHECKING:
+    from postroom.outbox.relay import Drained, Relay
+
+__all__ = ["relay"]
+
+
+def relay(
+    context: typer.Context,
+    database: DatabaseOption = None,
+    broker: BrokerOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Deliver what is due now, then exit.")
+    ] = False,
+    rebind: Annotated[
+        bool, typer.Option("--rebind", help="The routes differ from those on record: record these.")
+    ] = False,
+    lease_seconds: Annotated[
+        float | None, typer.Option(help="How long a dead relay keeps its lanes.")
+    ] = None,
+    send_timeout_seconds: Annotated[
+        float | None, typer.Option(help="How long the broker may take to answer.")
+    ] = None,
+    grace_seconds: Annotated[
+        float | None, typer.Option(help="How long to finish after SIGTERM.")
+    ] = None,
+    keep_delivered_seconds: Annotated[
+        int | None, typer.Option(help="How long delivered messages are kept; 0: not at all.")
+    ] = None,
+    on_dead: Annotated[
+        str | None, typer.Option(help="After a dead letter its key is on 'hold', or 'continue's.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What people see this relay as; else host and process.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every batch.")] = False,
+) -> None:
+    """Move messages from the outbox to the broker.
+
+    SIGTERM or Ctrl-C finishes what is under way and gives the lanes back; a second one ends at
+    once, and still nothing is lost.
+    """
+    from postroom.outbox.relay import Relay
+
+    console = Console.of(context, database=database, broker=broker, config=config, as_json=as_json)
+    options = {
+        "lease_seconds": lease_seconds,
+        "send_timeout_seconds": send_timeout_seconds,
+        "grace_seconds": grace_seconds,
+        "keep_delivered_seconds": keep_delivered_seconds,
+        "on_dead": on_dead,
+    }
+    settings = console.settings(relay=options)
+    level = logging.DEBUG if verbose else logging.INFO
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("postroom").setLevel(level)
+
+    async def work() -> Drained | None:
+        worker = Relay(
+            settings.require_database(),
+            settings.require_routes(),
+            settings=settings.relay,
+            rebind=rebind,
+            name=name,
+        )
+        if once:
+            try:
+                return await worker.drain_once()
+            finally:
+                await worker.close()
+        await _until_stopped(worker)
+        return None
+
+    drained = run(work())
+    if drained is not None:
+        left = f"; {drained.elsewhere} lanes belong to other relays" if drained.elsewhere else ""
+        console.answer(
+            {
+                "delivered": drained.delivered,
+                "held": drained.held,
+                "dead": drained.dead,
+                "lanes_elsewhere": drained.elsewhere,
+            },
+            f"{drained.delivered} delivered, {drained.held} held for another try, "
+            f"{drained.dead} dead{left}.",
+        )
+
+
+async def _until_stopped(worker: Relay) -> None:
+    """Run until a signal; the first stops cleanly, the second at once."""
+    task = asyncio.create_task(worker.run())
+    signals_seen = 0
+
+    def stop() -> None:
+        nonlocal signals_seen
+        signals_seen += 1
+        if signals_seen == 1:
+            worker.stop()
+        else:
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stop)
+        except NotImplementedError:
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,60 @@
+-- What SQLite says differently.
+
+-- name: depth
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_outbox LIMIT :most) o),
+       (SELECT count(*) FROM (SELECT 1 FROM postroom_held LIMIT :most) h),
+       (SELECT count(*) FROM (SELECT 1 FROM postroom_delayed LIMIT :most) d),
+       (SELECT count(*) FROM (SELECT 1 FROM postroom_dead_letter WHERE state = 'dead'
+                               LIMIT :most) b)
+
+-- name: oldest
+SELECT (NOW_US - min((SELECT o.created_at FROM postroom_outbox o WHERE o.lane = l.lane
+             ORDER BY o.position LIMIT 1))) / 1000
+  FROM postroom_lane l
+
+-- name: lanes
+SELECT l.lane, l.owner, w.name, l.epoch, l.paused,
+       (l.lease_until - NOW_US) / 1000
+  FROM postroom_lane l LEFT JOIN postroom_worker w ON w.incarnation = l.owner
+ ORDER BY l.lane
+
+-- name: workers
+SELECT incarnation, kind, name, (NOW_US - seen_at) / 1000
+  FROM postroom_worker ORDER BY started_at, incarnation
+
+-- name: find
+-- In one statement, so that a message on its way from one table to another is not missed.
+SELECT 'outbox', lane, position, topic, key, type, aggregate_type, aggregate_id, content_type,
+       headers, payload, redrives, 0, NULL, NULL,
+       created_at, NULL, NULL
+  FROM postroom_outbox WHERE id = :id
+UNION ALL
+SELECT 'delayed', lane, 0, topic, key, type, aggregate_type, aggregate_id, content_type, headers,
+       payload, 0, 0, NULL, NULL, created_at,
+       deliver_at, NULL
+  FROM postroom_delayed WHERE id = :id
+UNION ALL
+SELECT CASE WHEN blocked THEN 'blocked' ELSE 'held' END, lane, position, topic, key, type,
+       aggregate_type, aggregate_id, content_type, headers, payload, redrives, attempts, error_code,
+       error, created_at,
+       next_attempt_at, history
+  FROM postroom_held WHERE id = :id
+UNION ALL
+SELECT 'archive', lane, position, topic, key, type, aggregate_type, aggregate_id, content_type,
+       headers, payload, redrives, attempts, NULL, NULL,
+       created_at,
+       delivered_at, NULL
+  FROM postroom_archive WHERE id = :id
+UNION ALL
+SELECT state, lane, position, topic, key, type, aggregate_type, aggregate_id, content_type, headers,
+       payload, redrives, attempts, error_code, error,
+       created_at,
+       died_at, history
+  FROM postroom_dead_letter WHERE id = :id
+
+-- name: sending
+-- Whether the relay that owns the lane has said that it is sending this position.
+SELECT 1 FROM postroom_lane_batch b
+  JOIN postroom_lane l ON l.lane = b.lane AND l.owner = b.incarnation
+ WHERE b.lane = :lane AND :position BETWEEN b.lo AND b.hi
+ LIMIT 1
