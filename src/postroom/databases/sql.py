@@ -6,7 +6,7 @@ A room keeps `queries.sql` and, for what differs, `queries.mysql.sql` and `queri
     -- Why this query is as it is.
     SELECT value FROM postroom.meta WHERE name = :name
 
-A query marked `-- only: postgresql` has no counterpart elsewhere: the store takes another way there.
+A query marked `-- only: postgresql` has no counterpart elsewhere: the store goes another way.
 Where a dialect has no form of its own, `postroom.` becomes its table prefix `postroom_`. A query of
 several statements (each ends with `;` at a line's end) is carried out in order, in one transaction,
 and its rows are those of the last statement that returns any. A parameter is int, str, bytes or

@@ -1,0 +1,49 @@
+-- Three roles with no more than their work needs. Run in the database that holds the tables, as a
+-- user who may create roles; run again after an upgrade. Then give them out:
+-- GRANT {publisher} TO your_app; SET DEFAULT ROLE {publisher} FOR your_app;
+-- Installing and upgrading need the owner; none of these roles can change the schema.
+CREATE ROLE IF NOT EXISTS {publisher};
+CREATE ROLE IF NOT EXISTS {relay};
+CREATE ROLE IF NOT EXISTS {operator};
+
+GRANT SELECT ON postroom_meta TO {publisher}, {relay}, {operator};
+
+-- The publisher adds messages and cannot read one back, change it or take it away. What else it may
+-- do serves two questions: who holds this dedup key, and was this id committed?
+GRANT INSERT ON postroom_outbox TO {publisher};
+GRANT INSERT ON postroom_delayed TO {publisher};
+GRANT INSERT ON postroom_dedup TO {publisher};
+GRANT SELECT, INSERT, UPDATE ON postroom_key_lock TO {publisher};
+GRANT SELECT (dedup_key, message_id), UPDATE (dedup_key, message_id)
+    ON postroom_dedup TO {publisher};
+GRANT SELECT (id) ON postroom_outbox TO {publisher};
+GRANT SELECT (id) ON postroom_delayed TO {publisher};
+GRANT SELECT (id) ON postroom_held TO {publisher};
+GRANT SELECT (id) ON postroom_archive TO {publisher};
+GRANT SELECT (id) ON postroom_dead_letter TO {publisher};
+
+-- The relay moves messages between the tables, and owns lanes but cannot pause them.
+GRANT SELECT, INSERT, DELETE ON postroom_outbox TO {relay};
+GRANT SELECT, INSERT, DELETE ON postroom_delayed TO {relay};
+GRANT SELECT, INSERT, DELETE ON postroom_lane_batch TO {relay};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_held TO {relay};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_dead_letter TO {relay};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_worker TO {relay};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_archive TO {relay};
+GRANT SELECT, DELETE ON postroom_dedup TO {relay};
+GRANT SELECT, DELETE ON postroom_key_lock TO {relay};
+GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom_lane TO {relay};
+GRANT INSERT, UPDATE ON postroom_meta TO {relay};
+
+-- The operator sees everything, repairs messages, and leaves a trace nobody can change.
+GRANT SELECT, INSERT, DELETE ON postroom_outbox TO {operator};
+GRANT SELECT, INSERT, DELETE ON postroom_delayed TO {operator};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_held TO {operator};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_dead_letter TO {operator};
+GRANT SELECT, UPDATE ON postroom_lane TO {operator};
+GRANT SELECT, INSERT ON postroom_audit TO {operator};
+GRANT SELECT, DELETE ON postroom_archive TO {operator};
+GRANT SELECT ON postroom_dedup TO {operator};
+GRANT SELECT ON postroom_key_lock TO {operator};
+GRANT SELECT ON postroom_lane_batch TO {operator};
+GRANT SELECT ON postroom_worker TO {operator};

@@ -1,0 +1,47 @@
+-- Three roles with no more than their work needs. Run as the owner of the schema `postroom`, who
+-- may create roles; run again after an upgrade. Then give them out: GRANT {publisher} TO your_app;
+-- Installing and upgrading need the owner; none of these roles can change the schema.
+DO $$ BEGIN
+    CREATE ROLE {publisher} NOLOGIN;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+END $$;
+DO $$ BEGIN
+    CREATE ROLE {relay} NOLOGIN;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+END $$;
+DO $$ BEGIN
+    CREATE ROLE {operator} NOLOGIN;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+END $$;
+
+GRANT USAGE ON SCHEMA postroom TO {publisher}, {relay}, {operator};
+GRANT SELECT ON postroom.meta TO {publisher}, {relay}, {operator};
+
+-- The publisher adds messages and cannot read one back, change it or take it away. What else it may
+-- do serves two questions: who holds this dedup key, and was this id committed?
+GRANT INSERT ON postroom.outbox, postroom.delayed, postroom.dedup TO {publisher};
+GRANT SELECT (dedup_key, message_id), UPDATE (message_id) ON postroom.dedup TO {publisher};
+GRANT SELECT (id)
+    ON postroom.outbox, postroom.delayed, postroom.held, postroom.archive, postroom.dead_letter
+    TO {publisher};
+
+-- The relay moves messages between the tables, and owns lanes but cannot pause them.
+GRANT SELECT, INSERT, DELETE ON postroom.outbox, postroom.delayed, postroom.lane_batch TO {relay};
+GRANT SELECT, INSERT, UPDATE, DELETE
+    ON postroom.held, postroom.dead_letter, postroom.worker TO {relay};
+GRANT SELECT, DELETE ON postroom.dedup TO {relay};
+GRANT SELECT, INSERT ON postroom.archive TO {relay};
+GRANT SELECT ON postroom.archive_overflow TO {relay};
+GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom.lane TO {relay};
+GRANT INSERT, UPDATE ON postroom.meta TO {relay};
+GRANT EXECUTE ON FUNCTION
+    postroom.make_archive_days(integer), postroom.drop_archive_days(bigint) TO {relay};
+
+-- The operator sees everything, repairs messages, and leaves a trace nobody can change.
+GRANT SELECT ON ALL TABLES IN SCHEMA postroom TO {operator};
+GRANT INSERT, DELETE ON postroom.outbox, postroom.delayed TO {operator};
+GRANT INSERT, UPDATE, DELETE ON postroom.held, postroom.dead_letter TO {operator};
+GRANT UPDATE ON postroom.lane TO {operator};
+GRANT INSERT ON postroom.audit TO {operator};
+GRANT EXECUTE ON FUNCTION
+    postroom.make_archive_days(integer), postroom.drop_archive_days(bigint) TO {operator};

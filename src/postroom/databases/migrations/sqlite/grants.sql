@@ -1,0 +1,2 @@
+-- SQLite has no roles: the permissions of the file and of its directory rule. Whoever may write
+-- them may publish, relay and operate; keep them to one user of the operating system.

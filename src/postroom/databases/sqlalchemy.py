@@ -1,0 +1,135 @@
+"""SQLAlchemy connections and sessions: statements go to the driver as they are, through
+`exec_driver_sql`, inside whatever transaction the connection is in."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from postroom.databases.mysql import check_aiomysql
+from postroom.databases.steps import Manner, Step, drive
+from postroom.errors import UnknownConnection
+from postroom.flow import Rows, Statement
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Dialect, Engine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+__all__ = ["AsyncSQLAlchemyLink", "AsyncSessionLink", "SQLAlchemyLink", "manner_of", "session_link"]
+
+_DIALECTS = {
+    "postgresql": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+}
+# Their executemany sends one statement a row; one array a column is one statement in all.
+_ARRAYS = {"asyncpg", "psycopg2"}
+
+
+def manner_of(dialect: Dialect) -> Manner:
+    """How a dialect wants its statements, or an error if it cannot carry ours."""
+    name = _DIALECTS.get(dialect.name)
+    if name is None:
+        raise UnknownConnection(
+            f"Postroom speaks PostgreSQL, MariaDB, MySQL and SQLite, not {dialect.name}: "
+            "give it a session or connection of one of those"
+        )
+    if dialect.driver == "aiomysql":
+        check_aiomysql()
+    if dialect.driver == "asyncpg":
+        style = "dollar"
+    elif name == "sqlite" or dialect.paramstyle == "qmark":
+        style = "qmark"
+    else:
+        style = "format"
+    return Manner(name, style, arrays=dialect.driver in _ARRAYS)
+
+
+class SQLAlchemyLink:
+    """Carries out statements on a `sqlalchemy.Connection`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._manner = manner_of(connection.dialect)
+        self.dialect = self._manner.dialect
+
+    def commits_alone(self) -> bool:
+        """Whether the driver would commit this statement by itself.
+
+        An autocommit setting alone decides nothing: the user may have sent BEGIN, from an event
+        too, as in SQLAlchemy's own recipe for SQLite. So the driver is asked whether a
+        transaction of SQLAlchemy's is one of its own.
+        """
+        if not _autocommits(self.connection):
+            return False
+        if self.connection.in_transaction():
+            return _driver_is_idle(self.connection)
+        with self.connection.begin() as probe:
+            idle = _driver_is_idle(self.connection)
+            probe.rollback()
+        return idle
+
+    def execute(self, statement: Statement) -> Rows:
+        return drive(statement, self._manner, self._take)
+
+    def _take(self, step: Step) -> Rows | None:
+        if step.many is not None:
+            self.connection.exec_driver_sql(step.text, step.many).close()
+            return None
+        with self.connection.exec_driver_sql(step.text, step.values) as result:
+            return [tuple(row) for row in result] if result.returns_rows else None
+
+
+def _autocommits(connection: Connection) -> bool:
+    dbapi_connection = connection.connection.dbapi_connection
+    try:
+        return connection.dialect.detect_autocommit_setting(dbapi_connection)  # type: ignore[arg-type]
+    except NotImplementedError:
+        # A dialect of others that cannot tell: what SQLAlchemy was asked for is all there is.
+        asked = connection.get_execution_options().get("isolation_level")
+        return (asked or connection.default_isolation_level) == "AUTOCOMMIT"
+
+
+def _driver_is_idle(connection: Connection) -> bool:
+    from postroom.databases.kinds import find_kind
+
+    driver_connection = connection.connection.driver_connection
+    kind = find_kind(driver_connection)
+    return True if kind is None else kind.link(driver_connection).commits_alone()
+
+
+class AsyncSQLAlchemyLink:
+    """Carries out statements on a `sqlalchemy.ext.asyncio.AsyncConnection`."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.connection = connection
+        self.dialect = manner_of(connection.dialect).dialect
+
+    async def execute(self, statement: Statement) -> Rows:
+        return await self.connection.run_sync(partial(_execute, statement))
+
+
+def _execute(statement: Statement, connection: Connection) -> Rows:
+    return SQLAlchemyLink(connection).execute(statement)
+
+
+def session_link(
+    session: Session | scoped_session[Any], bind: Engine | Connection | None = None
+) -> SQLAlchemyLink:
+    """A link on the connection of a session's transaction, opened if need be."""
+    return SQLAlchemyLink(session.connection(bind_arguments={"bind": bind} if bind else None))
+
+
+class AsyncSessionLink:
+    """Carries out statements on the connection of an `AsyncSession`."""
+
+    def __init__(self, session: AsyncSession | async_scoped_session[Any]) -> None:
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        self.session = session if isinstance(session, AsyncSession) else session()
+        self.dialect = manner_of(self.session.get_bind().dialect).dialect
+
+    async def execute(self, statement: Statement) -> Rows:
+        return await self.session.run_sync(lambda session: session_link(session).execute(statement))

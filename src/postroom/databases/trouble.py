@@ -1,0 +1,193 @@
+"""What went wrong with a database, in one sentence: `explain` turns any driver's error into ours.
+
+Drivers agree on little: PostgreSQL's have an SQLSTATE unless the connection failed, MySQL's a
+number, SQLite's and libpq's only words; SQLAlchemy wraps all of them. Each is looked at for what it
+has, most telling first. A sentence never holds the password, whatever the driver wrote.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from postroom.errors import (
+    ConfigurationError,
+    MissingDriver,
+    PostroomError,
+    Refused,
+    SchemaError,
+    Unreachable,
+)
+from postroom.signals import redact
+
+if TYPE_CHECKING:
+    from postroom.databases.urls import Target
+
+__all__ = ["explain"]
+
+_REFUSED = "Nothing listens at {safe}; check the address and that the server is running."
+_NO_NAME = "The host name of {safe} cannot be found; check its spelling and the network."
+_SILENT = "{safe} did not answer in time; check its address, its firewall and that it is running."
+_GONE = "The connection to {safe} was lost."
+_LOGIN = "{safe} refused the user name or password."
+_NO_DATABASE = "The server has no such database: {safe}; create it or correct the URL."
+_NO_TABLE = "Postroom's tables are not in {safe}; run `postroom db install`."
+_NO_COLUMN = "Postroom's tables in {safe} are of another version; run `postroom db upgrade`."
+_DENIED = "The user of {safe} lacks a right it needs ({text}); see `postroom db grants`."
+_READ_ONLY = "{safe} is read-only; point the URL at the primary."
+_STARTING = "{safe} is starting up, recovering or shutting down."
+_FULL = "{safe} takes no more connections."
+_BUSY = "A lock in {safe} was not to be had in time, so nothing was changed; try again."
+_NO_TLS = "{safe} does not offer TLS, but the URL asks for it."
+_UNTRUSTED = "TLS with {safe} failed: {text}."
+_NOT_SQLITE = "{safe} is not a SQLite database."
+_NO_FILE = "The file of {safe} cannot be opened; check that its directory exists and is writable."
+
+_Verdict = tuple[type[PostroomError], str]
+
+_SQLSTATES: dict[str, _Verdict] = {
+    "28": (ConfigurationError, _LOGIN),
+    "3D000": (ConfigurationError, _NO_DATABASE),
+    "42P01": (SchemaError, _NO_TABLE),
+    "3F000": (SchemaError, _NO_TABLE),
+    "42703": (SchemaError, _NO_COLUMN),
+    "42883": (SchemaError, _NO_COLUMN),
+    "42501": (ConfigurationError, _DENIED),
+    "25006": (Unreachable, _READ_ONLY),
+    "55P03": (Refused, _BUSY),
+    "57P": (Unreachable, _STARTING),
+    "53300": (Unreachable, _FULL),
+    "08": (Unreachable, _GONE),
+}
+_MYSQL_NUMBERS: dict[int, _Verdict] = {
+    1040: (Unreachable, _FULL),
+    1044: (ConfigurationError, _LOGIN),
+    1045: (ConfigurationError, _LOGIN),
+    1049: (ConfigurationError, _NO_DATABASE),
+    1053: (Unreachable, _STARTING),
+    1054: (SchemaError, _NO_COLUMN),
+    1142: (ConfigurationError, _DENIED),
+    1143: (ConfigurationError, _DENIED),
+    1146: (SchemaError, _NO_TABLE),
+    1205: (Refused, _BUSY),
+    1227: (ConfigurationError, _DENIED),
+    1290: (Unreachable, _READ_ONLY),
+    1698: (ConfigurationError, _LOGIN),
+    1836: (Unreachable, _READ_ONLY),
+    2003: (Unreachable, _REFUSED),
+    2005: (Unreachable, _NO_NAME),
+    2006: (Unreachable, _GONE),
+    2013: (Unreachable, _GONE),
+    2026: (ConfigurationError, _NO_TLS),
+}
+# Only words are left when libpq fails to connect, and always with SQLite.
+_WORDS: tuple[tuple[str, _Verdict], ...] = (
+    ("certificate", (ConfigurationError, _UNTRUSTED)),
+    ("server does not support SSL|rejected SSL", (ConfigurationError, _NO_TLS)),
+    ("authentication failed|no password supplied|pg_hba.conf", (ConfigurationError, _LOGIN)),
+    ('role ".*" does not exist', (ConfigurationError, _LOGIN)),
+    ('database ".*" does not exist', (ConfigurationError, _NO_DATABASE)),
+    ("Name or service not known|nodename nor servname|getaddrinfo|resolve host|name resolution",
+     (Unreachable, _NO_NAME)),
+    ("timed? ?out|timeout expired", (Unreachable, _SILENT)),
+    ("target_session_attrs|session is read-only|read-only transaction", (Unreachable, _READ_ONLY)),
+    ("starting up|shutting down|recovery mode", (Unreachable, _STARTING)),
+    ("too many clients|remaining connection slots", (Unreachable, _FULL)),
+    ("refused|No such file or directory|Connect call failed", (Unreachable, _REFUSED)),
+    ("closed|lost connection|terminating connection|reset by peer|broken pipe",
+     (Unreachable, _GONE)),
+    ("unable to open database", (ConfigurationError, _NO_FILE)),
+    ("no such table", (SchemaError, _NO_TABLE)),
+    ("no such column|has no column", (SchemaError, _NO_COLUMN)),
+    ("database (table )?is locked", (Refused, _BUSY)),
+    ("readonly database", (Unreachable, _READ_ONLY)),
+    ("not a database|malformed", (ConfigurationError, _NOT_SQLITE)),
+)  # fmt: skip
+
+
+def explain(error: BaseException, target: Target) -> PostroomError:
+    """The error in one sentence for people; its class says what kind of trouble it is."""
+    chain = list(_chain(error))
+    for link in chain:
+        if isinstance(link, PostroomError):
+            return link
+    for judge in (_by_class, _by_code, _by_words):
+        for link in reversed(chain):
+            verdict = judge(link)
+            if verdict is not None:
+                return _say(verdict, link, target)
+    if any(isinstance(link, OSError) or _is_connection_error(link) for link in chain):
+        return Unreachable(f"{target.safe} cannot be used: {_text(chain[-1], target)}.")
+    return PostroomError(f"{target.safe} answered: {_text(chain[-1], target)}.")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it wraps, outermost first."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        wrapped = getattr(link, "orig", None)
+        link = wrapped if isinstance(wrapped, BaseException) else link.__cause__
+
+
+def _by_class(error: BaseException) -> _Verdict | None:
+    if isinstance(error, ImportError):
+        return MissingDriver, "The driver for {safe} cannot be loaded: {text}."
+    if isinstance(error, ssl.SSLError):
+        return ConfigurationError, _UNTRUSTED
+    if isinstance(error, socket.gaierror):
+        return Unreachable, _NO_NAME
+    if isinstance(error, TimeoutError):
+        return Unreachable, _SILENT
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+        return Unreachable, _REFUSED
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return Unreachable, _GONE
+    if type(error).__name__ == "TargetServerAttributeNotMatched":
+        return Unreachable, _READ_ONLY
+    return None
+
+
+def _by_code(error: BaseException) -> _Verdict | None:
+    if _library(error) in ("asyncmy", "aiomysql", "pymysql", "MySQLdb"):
+        # First, since some of them have an SQLSTATE too, of MySQL's own kind.
+        return _MYSQL_NUMBERS.get(error.args[0]) if error.args else None
+    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if isinstance(code, str):
+        return next((_SQLSTATES[code[:n]] for n in (5, 3, 2) if code[:n] in _SQLSTATES), None)
+    return None
+
+
+def _by_words(error: BaseException) -> _Verdict | None:
+    text = str(error)
+    return next((verdict for words, verdict in _WORDS if re.search(f"(?i){words}", text)), None)
+
+
+def _is_connection_error(error: BaseException) -> bool:
+    return type(error).__name__ in ("InterfaceError", "OperationalError") or bool(
+        getattr(error, "connection_invalidated", False)
+    )
+
+
+def _library(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
+
+
+def _say(verdict: _Verdict, error: BaseException, target: Target) -> PostroomError:
+    kind, sentence = verdict
+    return kind(sentence.format(safe=target.safe, text=_text(error, target)))
+
+
+def _text(error: BaseException, target: Target) -> str:
+    """The driver's own words: one line, without the password."""
+    text = str(error.args[-1]) if error.args and _library(error) != "sqlalchemy" else str(error)
+    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    password = target.url.password
+    if password:
+        line = line.replace(str(password), "***")
+    return redact(line)[:300].rstrip(".")
