@@ -1,0 +1,271 @@
+"""`nats://` and `tls://`: NATS JetStream through nats-py, many messages on their way at once.
+
+Promise: `Delivered` means that a stream stored the message; no answer is `Unknown`, never a guess.
+
+A batch goes out as core publishes, each with a reply subject of its own under one inbox with one
+subscription, because awaiting messages one by one is ten times slower. The connection is made at
+the first send. nats-py's own reconnecting is off: it would keep bytes of an old send and put them
+on the wire later, when another relay may own their lane. A lost connection is thrown away with
+what it had not sent, and the next send makes a fresh one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from postroom.brokers.base import (
+    DELIVERED,
+    BrokerOptions,
+    Capabilities,
+    Outcome,
+    Permanent,
+    Scope,
+    Transient,
+    Unknown,
+)
+from postroom.brokers.invoke import describe
+from postroom.brokers.nats_address import Address
+from postroom.brokers.nats_link import Link, Sending
+from postroom.brokers.nats_wire import publish_command
+from postroom.errors import ConfigurationError, MissingDriver, Unreachable
+from postroom.messages import Message
+
+__all__ = ["NatsBroker", "open_broker"]
+
+CONNECT_SECONDS = 2.0
+MAX_OUTSTANDING = 4096
+MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
+_CHUNK_ROWS = 128
+_CHUNK_BYTES = 256 * 1024
+_ECHO_AT = 0.75  # of the send timeout: time enough for the server to show that it lives
+
+
+class NatsBroker:
+    """Sends to JetStream.
+
+    `options.extra` may hold `credentials` (a .creds file), `tls_ca` (a file of certificates to
+    trust), `inbox_prefix`, and `max_outstanding` (how many messages may await their answer).
+    """
+
+    def __init__(self, url: str, options: BrokerOptions | None = None) -> None:
+        try:
+            from nats.aio.client import Client
+        except ImportError as error:
+            raise MissingDriver("nats:// needs nats-py: pip install 'postroom[nats]'") from error
+        self.capabilities = Capabilities()
+        self._new_client: Callable[[], Any] = Client
+        self._options = options or BrokerOptions()
+        self._address = Address.of(url, self._options.extra)
+        self._max_rows = _count(self._options.extra.get("max_outstanding"))
+        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._link: Link | None = None
+        self._connecting = asyncio.Lock()
+        self._failed: tuple[float, Transient] | None = None
+        self._sends = 0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return str(self._address)
+
+    async def send(self, batch: Sequence[Message], *, epoch: int = 0) -> list[Outcome]:
+        """Send all, then await all answers; the whole of it takes at most the send timeout."""
+        deadline = self._now() + self._options.send_timeout_seconds
+        link = await self._connected(deadline)
+        if isinstance(link, Transient):
+            return [link] * len(batch)
+        sending = Sending(batch)
+        heard = link.heard
+        self._sends += 1
+        try:
+            await self._write(link, sending, epoch, deadline)
+            await self._await_answers(link, sending, deadline)
+            return self._conclude(link, sending, silent=link.heard == heard)
+        finally:
+            self._sends -= 1
+            link.forget(sending)
+
+    async def ping(self) -> None:
+        deadline = self._now() + self._options.send_timeout_seconds
+        link = await self._connected(deadline)
+        if isinstance(link, Transient):
+            raise Unreachable(link.text)
+        heard = link.heard
+        await link.echo()
+        until = min(deadline, self._now() + CONNECT_SECONDS)
+        if not await link.until(lambda: link.heard > heard, until):
+            link.discard()
+            raise Unreachable(f"NATS at {self} accepts connections but does not answer")
+
+    async def close(self) -> None:
+        """Let sends that have begun come to their end, then close the connection."""
+        self._closed = True
+        if self._link is not None and self._home == (os.getpid(), asyncio.get_running_loop()):
+            link, self._link = self._link, None
+            deadline = self._now() + self._options.send_timeout_seconds
+            await link.until(lambda: not self._sends, deadline)
+            await link.close()
+
+    # One send.
+
+    async def _write(self, link: Link, sending: Sending, epoch: int, deadline: float) -> None:
+        chunk: list[bytes] = []
+        chunk_bytes = 0
+        max_payload = link.client.max_payload
+        for index, message in enumerate(sending.batch):
+            token, reply = link.next_token()
+            command = publish_command(
+                message, reply, source=self._options.source, epoch=epoch, max_payload=max_payload
+            )
+            if isinstance(command, Permanent):
+                sending.outcomes[index] = command
+                continue
+            if link.full:
+                await link.write(b"".join(chunk))
+                chunk, chunk_bytes = [], 0
+                if not await link.until_room(deadline):
+                    break
+            if link.lost:
+                break
+            link.expect(token, sending, index, len(command))
+            chunk.append(command)
+            chunk_bytes += len(command)
+            if len(chunk) >= _CHUNK_ROWS or chunk_bytes >= _CHUNK_BYTES:
+                await link.write(b"".join(chunk))
+                chunk, chunk_bytes = [], 0
+                await asyncio.sleep(0)  # let the socket and the answers have their turn
+        if chunk and not link.lost:
+            await link.write(b"".join(chunk))
+
+    async def _await_answers(self, link: Link, sending: Sending, deadline: float) -> None:
+        echo_at = deadline - (1 - _ECHO_AT) * self._options.send_timeout_seconds
+        if not await link.until(lambda: sending.answered, echo_at) and not link.lost:
+            await link.echo()
+            await link.until(lambda: sending.answered, deadline)
+
+    def _conclude(self, link: Link, sending: Sending, *, silent: bool) -> list[Outcome]:
+        """The outcomes, with what it means where no answer came.
+
+        A message is not at fault for silence: JetStream refuses aloud. So the whole broker counts
+        as down if nothing at all was heard, and a topic if nothing of it was delivered.
+        """
+        if None not in sending.outcomes:
+            return [outcome for outcome in sending.outcomes if outcome]
+        awaited = link.awaited(sending)
+        delivered = {
+            message.topic
+            for message, outcome in zip(sending.batch, sending.outcomes, strict=True)
+            if outcome is DELIVERED
+        }
+        text = f"no answer from {self} within {self._options.send_timeout_seconds:g} s"
+
+        def without_answer(index: int) -> Outcome:
+            if index not in awaited:
+                return Transient("not_sent", "time or connection ended before it", down="broker")
+            if silent:
+                return Unknown("timeout", text, down="broker")
+            topic = sending.batch[index].topic
+            down: Scope | None = None if topic in delivered else "topic"
+            return Unknown("timeout", f"{text} about {topic}", down=down)
+
+        outcomes = [
+            outcome or without_answer(index) for index, outcome in enumerate(sending.outcomes)
+        ]
+        if awaited and silent:
+            link.discard()
+        return outcomes
+
+    # The connection.
+
+    async def _connected(self, deadline: float) -> Link | Transient:
+        """The connection, made anew if there is none, or why there is none."""
+        if self._closed:
+            return Transient("closed", f"the broker {self} was closed", down="broker")
+        home = (os.getpid(), asyncio.get_running_loop())
+        if self._home != home:
+            # After a fork, or on another loop, the old connection is somebody else's: let go of it.
+            self._home, self._link, self._connecting = home, None, asyncio.Lock()
+        began = self._now()
+        async with self._connecting:
+            if self._link is not None:
+                if self._link.alive:
+                    return self._link
+                self._link.discard()
+                self._link = None
+            if self._failed is not None and self._failed[0] >= began:
+                return self._failed[1]  # somebody has just tried while we waited
+            seconds = max(min(CONNECT_SECONDS, deadline - began), 0.01)
+            made = await self._connect(seconds)
+            if isinstance(made, Transient):
+                self._failed = (self._now(), made)
+                return made
+            self._link = made
+            self.capabilities = Capabilities(max_bytes=made.client.max_payload)
+            return made
+
+    async def _connect(self, seconds: float) -> Link | Transient:
+        client = self._new_client()
+        inbox = self._options.extra.get("inbox_prefix", "_INBOX")
+        link = Link(client, inbox=inbox, max_rows=self._max_rows, max_bytes=MAX_OUTSTANDING_BYTES)
+        deadline = self._now() + seconds
+        try:
+            async with asyncio.timeout_at(deadline):
+                await client.connect(**self._settings(link, seconds))
+            self._address.check_tls(client)
+            await link.begin()
+            await link.echo()
+            heard = await link.until(lambda: link.heard > 0, deadline)
+        except Exception as error:
+            link.discard()
+            return self._cannot_connect(link, error)
+        except BaseException:
+            link.discard()
+            raise
+        if link.barred or not heard:
+            link.discard()
+            return self._cannot_connect(link, TimeoutError("it does not answer"))
+        return link
+
+    def _settings(self, link: Link, seconds: float) -> dict[str, Any]:
+        return {
+            "name": "postroom",
+            "allow_reconnect": False,
+            "max_reconnect_attempts": 1,
+            "reconnect_time_wait": 0,
+            "connect_timeout": seconds,
+            "pending_size": 1 << 40,  # our own window bounds it; nats-py would stop to flush
+            "error_cb": link.on_error,
+            "closed_cb": link.on_closed,
+            **self._address.settings(link.client),
+        }
+
+    def _cannot_connect(self, link: Link, error: Exception) -> Transient:
+        if link.barred:
+            text = (
+                f"NATS at {self} does not let this user subscribe to {link.inbox}.*, where answers "
+                "arrive: allow it, or set inbox_prefix to what is allowed"
+            )
+            return Transient("not_permitted", text, down="broker")
+        # The list of servers being used up says less than what the last of them said.
+        cause = link.error if type(error).__name__ == "NoServersError" else None
+        text = self._address.without_secrets(describe(cause or error))
+        code = "not_permitted" if "authorization" in text.lower() else "unreachable"
+        return Transient(code, f"cannot connect to NATS at {self}: {text}", down="broker")
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _count(value: str | None) -> int:
+    if value is None:
+        return MAX_OUTSTANDING
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigurationError(f"max_outstanding must be a whole number above 0, not {value!r}")
+    return int(value)
+
+
+def open_broker(url: str, options: BrokerOptions) -> NatsBroker:
+    """The broker for `nats://host:4222` or `tls://host:4222`."""
+    return NatsBroker(url, options)

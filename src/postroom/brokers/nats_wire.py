@@ -1,0 +1,109 @@
+"""What goes over the wire to NATS JetStream and what its answers mean. No I/O.
+
+Promise: no topic, header or payload can end its own line and speak to the server for us.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from postroom.brokers.base import DELIVERED, Outcome, Permanent, Transient
+from postroom.brokers.invoke import describe
+from postroom.errors import InvalidMessage
+from postroom.messages import Message, check_topic, wire_headers
+from postroom.signals import redact
+
+__all__ = ["answer_of", "no_stream", "publish_command"]
+
+_NO_RESPONDERS = "503"
+_TOO_LARGE = {10054, 10097}  # the message, its headers
+_NEVER = {10165, 10166}  # a Nats-TTL header that is wrong, or that the stream does not allow
+# Not this message's fault: no resources, no leader, no quorum, JetStream off, store full or failed.
+_STREAM_DOWN = {10004, 10005, 10008, 10009, 10023, 10028, 10039, 10047, 10076, 10077, 10118, 10167}
+
+
+def publish_command(
+    message: Message, reply: bytes, *, source: str, epoch: int, max_payload: int
+) -> bytes | Permanent:
+    """The bytes that publish a message, or why it can never be sent."""
+    try:
+        subject = _subject(message.topic)
+    except InvalidMessage as error:
+        return Permanent("bad_topic", str(error))
+    try:
+        head = _head(message, source, epoch)
+    except (ValueError, TypeError) as error:
+        return Permanent("bad_header", describe(error))
+    payload = message.payload
+    size = len(head) + len(payload)
+    if size > max_payload:
+        return Permanent(
+            "too_large",
+            f"the message is {size:,} bytes with its headers, the server takes {max_payload:,}: "
+            "send a reference to the large part, or raise max_payload on the server",
+        )
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(head), size, head, payload)
+
+
+@functools.lru_cache(maxsize=4096)
+def _subject(topic: str) -> bytes:
+    return check_topic(topic).encode()
+
+
+def _head(message: Message, source: str, epoch: int) -> bytes:
+    headers = wire_headers(message, source=source, epoch=epoch)
+    if message.headers_json and "nats-msg-id" in message.headers_json.lower():
+        headers = {name: headers[name] for name in headers if name.lower() != "nats-msg-id"}
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    text = "\r\n".join(["NATS/1.0", f"Nats-Msg-Id: {message.broker_id}", *lines, "", ""])
+    # Every line end must be one of ours: counting them is cheaper than looking at each value.
+    ends = len(lines) + 3
+    if text.count("\n") != ends or text.count("\r") != ends:
+        raise ValueError("a header holds a line end")
+    return text.encode()
+
+
+def answer_of(data: bytes, headers: Mapping[str, str] | None, topic: str) -> Outcome:
+    """What the server's answer to one message means. A duplicate was delivered before."""
+    if b'"seq"' in data and b'"error"' not in data:
+        return DELIVERED
+    if headers and headers.get("Status") == _NO_RESPONDERS:
+        return no_stream(topic)
+    try:
+        answer = json.loads(data)
+        error = answer.get("error")
+        if error:
+            return _refusal(error)
+        if answer.get("seq"):
+            return DELIVERED
+    except (ValueError, AttributeError):
+        pass
+    return Transient(
+        "bad_answer",
+        f"the answer on {topic} is not JetStream's: does a subscriber reply on this subject?",
+    )
+
+
+def no_stream(topic: str) -> Transient:
+    """Nobody takes the topic: a missing stream is put right by a person, not by trying again."""
+    text = (
+        f"no JetStream stream captures subject {topic}; create one, "
+        f"e.g. `nats stream add --subjects {topic}`"
+    )
+    return Transient("no_stream", text, down="topic")
+
+
+def _refusal(error: Mapping[str, Any]) -> Outcome:
+    number = error.get("err_code", 0)
+    said = redact(str(error.get("description") or "no reason given")[:500])
+    text = f"JetStream refused it: {said} ({number})"
+    if number in _TOO_LARGE or "size exceed" in said or "message size" in said:
+        return Permanent("too_large", text)
+    if number in _NEVER:
+        return Permanent(f"nats_{number}", text)
+    if number in _STREAM_DOWN or error.get("code") == 503:
+        return Transient(f"nats_{number}", text, down="topic")
+    return Transient(f"nats_{number}", text)
