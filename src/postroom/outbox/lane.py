@@ -141,11 +141,10 @@ class Lane:
                     signals.emit("lane.late", lane=lane, position=message.position, id=message.id)
         if not batch:
             return more
-        size = sum(message.size for message in batch)
         try:
             return await _Batch(self, batch, from_held=False).work()
         finally:
-            self.desk.budget.give(len(batch), size)
+            self.desk.budget.give(lane)
 
     async def _held_turn(self, once: bool) -> bool:
         if not self.any_held or (not once and time.monotonic() < self._held_at):
@@ -219,6 +218,7 @@ class _Batch:
         self._left: list[Message] = []
         self._dirty = False
         self._by_order: dict[tuple[str, str], list[Message]] = {}
+        self._suspects = False
         self._flushed_at = time.monotonic()
 
     def _new_change(self) -> Change:
@@ -228,6 +228,7 @@ class _Batch:
         """Take the batch as far as it goes; returns whether anything moved."""
         ready = self._sort_out()
         for segment in segments(ready, self.lane.leftovers):
+            self._suspects = self._suspects or segment.chunk > 0
             if self.lane.stopping:
                 self._left += [m for m in segment.messages if m.order not in self._stopped]
             elif segment.alone and segment.deaths >= DEATHS_ALONE:
@@ -238,7 +239,7 @@ class _Batch:
         if self._left and not self.from_held:
             first = min(message.position for message in self._left)
             self.desk.horizon.rewind(self.lane.fence.lane, first)
-        if self.lane.leftovers:
+        if self._suspects:
             await self.lane.forget()
         return len(self._left) < len(self.messages)
 

@@ -144,6 +144,7 @@ SELECT UTC_DATE(), s.id, s.lane, s.position, s.topic, s.`key`, s.type, s.aggrega
 -- name: outbox_delete
 DELETE FROM postroom_outbox
  WHERE position IN :position_list
+RETURNING position
 
 -- name: held_archive
 INSERT INTO postroom_archive (day, id, lane, position, topic, `key`, type, aggregate_type,
@@ -159,6 +160,7 @@ SELECT UTC_DATE(), s.id, s.lane, s.position, s.topic, s.`key`, s.type, s.aggrega
 -- name: held_delete
 DELETE FROM postroom_held
  WHERE position IN :position_list AND lane IN :lane_list
+RETURNING position
 
 -- name: hold
 INSERT INTO postroom_held (lane, position, id, topic, `key`, type, aggregate_type, aggregate_id,

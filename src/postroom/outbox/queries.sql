@@ -236,10 +236,12 @@ SELECT CAST(now() AT TIME ZONE 'UTC' AS date), o.id, o.lane, o.position, o.topic
 ON CONFLICT DO NOTHING
 
 -- name: outbox_delete
+-- Tells how many were there: what is missing was cancelled, or settled already.
 DELETE FROM postroom.outbox o
  USING unnest(CAST(CAST(:lane_list AS text) AS int[]),
               CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
  WHERE o.lane = w.lane AND o.position = w.position
+RETURNING 1
 
 -- name: held_archive
 INSERT INTO postroom.archive (day, id, lane, position, topic, key, type, aggregate_type,
@@ -258,6 +260,7 @@ DELETE FROM postroom.held h
  USING unnest(CAST(CAST(:lane_list AS text) AS int[]),
               CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
  WHERE h.lane = w.lane AND h.position = w.position
+RETURNING 1
 
 -- name: hold
 -- Moves messages from the outbox to where they wait. They are not due until something says so.

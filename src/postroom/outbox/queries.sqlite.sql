@@ -140,6 +140,7 @@ SELECT date('now'), s.id, s.lane, s.position, s.topic, s.key, s.type, s.aggregat
 -- name: outbox_delete
 DELETE FROM postroom_outbox
  WHERE position IN (SELECT value FROM json_each(:position_list))
+RETURNING position
 
 -- name: held_archive
 INSERT INTO postroom_archive (day, id, lane, position, topic, key, type, aggregate_type,
@@ -155,6 +156,7 @@ SELECT date('now'), s.id, s.lane, s.position, s.topic, s.key, s.type, s.aggregat
 -- name: held_delete
 DELETE FROM postroom_held
  WHERE position IN (SELECT value FROM json_each(:position_list))
+RETURNING position
 
 -- name: hold
 INSERT INTO postroom_held (lane, position, id, topic, key, type, aggregate_type, aggregate_id,

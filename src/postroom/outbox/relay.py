@@ -17,6 +17,7 @@ import random
 import socket
 import time
 import uuid
+from asyncio import FIRST_COMPLETED
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,6 +93,7 @@ class Relay:
         self.sender = Sender(
             self.routes, opened, retry=retry or RetryPolicy(), options=self._options
         )
+        self._started = asyncio.Event()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._office: _Office | None = None
@@ -100,6 +102,7 @@ class Relay:
         """Work until `stop`. Raises if it cannot start; once started, it outlives any outage."""
         failures = 0
         office = await self._open()
+        self._started.set()
         signals.emit(
             "relay.started",
             incarnation=self.owner,
@@ -152,6 +155,11 @@ class Relay:
 
     async def __aenter__(self) -> Relay:
         self._task = asyncio.create_task(self.run())
+        started = asyncio.create_task(self._started.wait())
+        await asyncio.wait([self._task, started], return_when=FIRST_COMPLETED)
+        started.cancel()
+        if not self._started.is_set():
+            await self._task
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -307,7 +315,7 @@ class _Office:
             keepers.append(asyncio.create_task(self._keep_listening(), name="listen"))
         stop = asyncio.create_task(stopping.wait())
         try:
-            await asyncio.wait([stop, *keepers], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([stop, *keepers], return_when=FIRST_COMPLETED)
             if stopping.is_set():
                 await asyncio.gather(*keepers[:2])
                 await self._hand_everything_over()
@@ -326,20 +334,24 @@ class _Office:
         begun = time.monotonic()
         fences = await self._store.take_lanes(self._control, lanes, self.settings.lease_seconds)
         ends = begun + self.settings.lease_seconds
-        await self._store.promote(self._control, fences, self.batch_rows)
+        while await self._store.promote(self._control, fences, self.batch_rows):
+            pass
         for fence in fences:
             lane = Lane(self, fence, ends)
             self._lanes[fence.lane] = (lane, asyncio.create_task(lane.run(once=True)))
-        tasks = {task for _, task in self._lanes.values()}
-        while pending := {task for task in tasks if not task.done()}:
-            pause = self.settings.lease_seconds / 4
-            await asyncio.wait(pending, timeout=pause, return_when=asyncio.FIRST_EXCEPTION)
-            for task in tasks:
-                if task.done() and not task.cancelled() and (error := task.exception()):
-                    raise error if not isinstance(error, LaneLost) else DatabaseLost(str(error))
-            await self._renew()
+        while tasks := [task for _, task in self._lanes.values()]:
+            if self.relay._stopping.is_set():
+                self._stop_lanes()
+            await asyncio.wait(
+                tasks,
+                timeout=min(0.5, self.settings.lease_seconds / 4),
+                return_when=FIRST_COMPLETED,
+            )
+            self._reap()
+            if time.monotonic() - begun > self.settings.lease_seconds / 4:
+                begun = time.monotonic()
+                await self._renew()
         await self._release(fences)
-        self._lanes.clear()
         return LANES - len(fences)
 
     async def _keep_lanes(self, stopping: asyncio.Event) -> None:
@@ -449,6 +461,7 @@ class _Office:
 
     def _lost(self, lane: Lane, reason: str) -> None:
         self.horizon.forget(lane.fence.lane)
+        self.budget.give(lane.fence.lane)
         signals.emit(
             "lane.lost",
             lane=lane.fence.lane,
@@ -467,10 +480,13 @@ class _Office:
         )
         failpoints.hit("relay.release.after")
 
-    async def _hand_everything_over(self) -> None:
-        """Stop reading, settle what is in flight, give the lanes back; all within the grace."""
+    def _stop_lanes(self) -> None:
         for lane, _ in self._lanes.values():
             lane.stop()
+
+    async def _hand_everything_over(self) -> None:
+        """Stop reading, settle what is in flight, give the lanes back; all within the grace."""
+        self._stop_lanes()
         give_up_at = time.monotonic() + self.settings.grace_seconds
         while self._lanes and time.monotonic() < give_up_at:
             tasks = [task for _, task in self._lanes.values()]
@@ -567,9 +583,13 @@ class _Office:
         found = await self._store.read(
             self._reader, turned, rows=per_lane, total_rows=rows_left, bytes=most_bytes
         )
-        rows = sum(len(messages) for messages in found.values())
-        size = sum(message.size for messages in found.values() for message in messages)
-        self.budget.take(rows, size)
+        rows = size = 0
+        for lane, messages in found.items():
+            lane_size = sum(message.size for message in messages)
+            rows, size = rows + len(messages), size + lane_size
+            # A lane that was lost during the read will never give its part back.
+            if messages and lane in self._lanes:
+                self.budget.take(lane, len(messages), lane_size)
         cut = rows >= rows_left or size >= most_bytes
         answers = []
         for ask in asks:

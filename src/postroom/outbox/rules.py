@@ -289,6 +289,7 @@ class Breaker:
     failures: int = 0
     retry_at: float | None = None
     allowance: int | None = None
+    probing: bool = False
 
     def admits(self, now: float) -> int | None:
         """How many messages may be sent now; None: any number."""
@@ -297,7 +298,7 @@ class Breaker:
         if now < self.retry_at:
             return 0
         # One probe at a time; should its outcome never be told, another may go later.
-        self.retry_at = now + self.probe_seconds
+        self.retry_at, self.probing = now + self.probe_seconds, True
         return 1
 
     def is_open(self, now: float) -> bool:
@@ -307,16 +308,19 @@ class Breaker:
     def failed(self, now: float, code: str, text: str, random: Callable[[], float]) -> float:
         """It is down; returns the seconds until the next try."""
         self.code, self.text = code, text
+        if self.is_open(now) and not self.probing:
+            # Was under way when the first failure came: all of them are one outage.
+            return (self.retry_at or now) - now
         delay = min(self.first_seconds * 2.0**self.failures, self.cap_seconds)
         delay *= 0.5 + random() / 2
         self.failures = min(self.failures + 1, 30)
-        self.retry_at, self.allowance = now + delay, 1
+        self.retry_at, self.allowance, self.probing = now + delay, 1, False
         return delay
 
     def succeeded(self, count: int) -> bool:
         """Messages arrived; returns whether it was down before."""
         was_down = self.retry_at is not None
-        self.retry_at, self.failures = None, 0
+        self.retry_at, self.failures, self.probing = None, 0, False
         if self.allowance is not None:
             self.allowance = self.allowance * 2 if count >= self.allowance else self.allowance
             if self.allowance > 1000:

@@ -211,6 +211,7 @@ class Store:
 
         def load() -> Flow[tuple[Rows, Rows]]:
             yield self._query("journal_clear_own", lane=lane, owner=self.owner)
+            yield self._query("journal_forget", lane=lane, owner=self.owner)
             left = yield self._query("journal_read", lane=lane)
             held = yield self._query("held_any", lane=lane)
             return left, held
@@ -259,11 +260,12 @@ class Store:
         mine = {lane for (lane,) in rows}
         ours = [change for change in changes if change.fence.lane in mine]
         plain = [message for change in ours if change.plain for message in change.delivered]
+        missing = 0
         if plain:
-            yield from self._remove("outbox", plain)
+            missing += yield from self._remove("outbox", plain)
         for change in ours:
             if not change.plain:
-                yield from self._settle_lane(change)
+                missing += yield from self._settle_lane(change)
         batches = [batch for change in ours for batch in change.batches]
         if batches:
             yield self._query(
@@ -272,12 +274,12 @@ class Store:
                 lane_list=[change.fence.lane for change in ours],
                 batch_list=batches,
             )
-        return mine, 0
+        return mine, missing
 
-    def _settle_lane(self, change: Change) -> Flow[None]:
-        source = "held" if change.from_held else "outbox"
+    def _settle_lane(self, change: Change) -> Flow[int]:
+        source, missing = "held" if change.from_held else "outbox", 0
         if change.delivered:
-            yield from self._remove(source, change.delivered)
+            missing = yield from self._remove(source, change.delivered)
             for message in change.delivered:
                 if message.redrives:
                     yield self._query("redriven_resolve", id=message.id)
@@ -297,11 +299,13 @@ class Store:
         yield from self._arm(change)
         for position in change.acquitted:
             yield self._query("journal_acquit", lane=change.fence.lane, position=position)
+        return missing
 
-    def _remove(self, source: str, delivered: Sequence[Message]) -> Flow[None]:
+    def _remove(self, source: str, delivered: Sequence[Message]) -> Flow[int]:
         if self.archive:
             yield self._query(f"{source}_archive", **_places(delivered))
-        yield self._query(f"{source}_delete", **_places(delivered))
+        gone = yield self._query(f"{source}_delete", **_places(delivered))
+        return len(delivered) - len(gone)
 
     def _bury(self, burial: Burial) -> Flow[None]:
         yield self._query(

@@ -70,31 +70,33 @@ class Together(Generic[A, R]):
 
 
 class Budget:
-    """How much may be in memory at once, in rows and bytes."""
+    """How much may be in memory at once, in rows and bytes; each lane has one batch of it."""
 
     def __init__(self, rows: int, size: int) -> None:
-        self.rows_left = self._rows = rows
-        self.bytes_left = self._bytes = size
+        self._rows, self._bytes = rows, size
+        self._taken: dict[int, tuple[int, int]] = {}
         self._freed = asyncio.Event()
 
-    async def some(self) -> tuple[int, int]:
-        """Wait until there is room; returns the rows and bytes that may be taken.
+    @property
+    def left(self) -> tuple[int, int]:
+        """The rows and bytes that may still be taken."""
+        rows = self._rows - sum(rows for rows, _ in self._taken.values())
+        return rows, self._bytes - sum(size for _, size in self._taken.values())
 
-        While anything is in flight one row too large for what is left waits for its turn; when
-        nothing is, it comes alone.
-        """
-        while self.rows_left <= 0 or self.bytes_left <= 0:
+    async def some(self) -> tuple[int, int]:
+        """Wait until there is room, and say how much. A read brings one row at least."""
+        while min(self.left) <= 0:
             self._freed.clear()
             await self._freed.wait()
-        return self.rows_left, self.bytes_left
+        return self.left
 
-    def take(self, rows: int, size: int) -> None:
-        self.rows_left -= rows
-        self.bytes_left -= size
+    def take(self, lane: int, rows: int, size: int) -> None:
+        """The lane has read its next batch; whatever it had before is over."""
+        self._taken[lane] = (rows, size)
 
-    def give(self, rows: int, size: int) -> None:
-        self.rows_left += rows
-        self.bytes_left += size
+    def give(self, lane: int) -> None:
+        """The lane's batch is settled, or void."""
+        self._taken.pop(lane, None)
         self._freed.set()
 
 

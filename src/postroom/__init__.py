@@ -1,0 +1,61 @@
+"""Postroom: a committed fact is never lost, never invented, arrives in order for its key, and is
+applied once.
+
+The public names load when first used: importing `postroom` imports no driver and no SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from postroom import errors
+    from postroom.errors import PostroomError
+    from postroom.messages import Draft, Message, message
+    from postroom.outbox.publish import Outbox, Published
+    from postroom.outbox.relay import Relay
+    from postroom.retry import RetryPolicy
+
+__all__ = [
+    "Draft",
+    "Message",
+    "Outbox",
+    "PostroomError",
+    "Published",
+    "Relay",
+    "RetryPolicy",
+    "__version__",
+    "errors",
+    "message",
+]
+
+_DOORS = {
+    "Draft": "postroom.messages",
+    "Message": "postroom.messages",
+    "Outbox": "postroom.outbox.publish",
+    "PostroomError": "postroom.errors",
+    "Published": "postroom.outbox.publish",
+    "Relay": "postroom.outbox.relay",
+    "RetryPolicy": "postroom.retry",
+    "message": "postroom.messages",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("postroom")
+    elif name == "errors":
+        value = import_module("postroom.errors")
+    elif name in _DOORS:
+        value = getattr(import_module(_DOORS[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

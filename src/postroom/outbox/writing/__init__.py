@@ -1,0 +1,162 @@
+"""Writing messages: the flows that run inside the caller's own transaction.
+
+Promise: either every message of a call is written, in the order of the call, or the flow raises and
+the caller's rollback takes all of it along. A taken dedup key is a value, never an error.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+
+from postroom.errors import CommitUnknown, PublishError, WrongCall
+from postroom.flow import Flow, Statement, Value
+from postroom.messages import Encoded, new_id
+
+__all__ = ["Item", "Published", "is_committed", "item", "write"]
+
+ROOM = "postroom.outbox.writing"
+_CLAIM_TRIES = 10
+_EPOCH = dt.datetime(1970, 1, 1)
+
+
+class Published:
+    """What `publish` returns: the message's id, known at once, and whether it was a duplicate.
+
+    Awaiting it returns it, so that `await outbox.publish(session, ...)` is no mistake.
+    """
+
+    __slots__ = ("_duplicate", "_id")
+
+    def __init__(self, id: str, duplicate: bool | None = False) -> None:
+        self._id = id
+        self._duplicate = duplicate
+
+    @property
+    def id(self) -> str:
+        """The id of the message; of the one that holds the dedup key if this is a duplicate."""
+        return self._id
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether the dedup key was taken, so that nothing was written."""
+        if self._duplicate is None:
+            raise WrongCall(
+                "whether this is a duplicate is not known before the session writes it at its "
+                "commit: use `await outbox.publish_async(session, ...)` to know it now"
+            )
+        return self._duplicate
+
+    def __await__(self) -> Generator[None, None, Published]:
+        return self
+        yield
+
+    def __repr__(self) -> str:
+        state = {True: ", duplicate=True", False: "", None: ", queued"}[self._duplicate]
+        return f"Published(id={self._id!r}{state})"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A message to be written and how.
+
+    `claim` is the name under which its dedup key is claimed. It is unique to this call: an id that
+    the caller chose may be held by an earlier call with the same id, which is a duplicate too.
+    """
+
+    message: Encoded
+    serialize_key: bool
+    claim: str
+    published: Published
+
+    def tell(self, *, holder: str | None) -> None:
+        """Tell the caller that it is written, or that `holder` has its dedup key."""
+        self.published._id = holder or self.message.id
+        self.published._duplicate = holder is not None
+
+    def untell(self) -> None:
+        """It is not written any more: a savepoint around the write was rolled back."""
+        self.published._id = self.message.id
+        self.published._duplicate = None if self.message.dedup_key is not None else False
+
+
+def item(message: Encoded, *, serialize_key: bool, chosen_id: bool) -> Item:
+    """A message to be written; `chosen_id` says that the caller gave its id."""
+    claim = new_id() if chosen_id and message.dedup_key is not None else message.id
+    known = None if message.dedup_key is not None else False
+    return Item(message, serialize_key, claim, Published(message.id, known))
+
+
+def write(items: Sequence[Item]) -> Flow[None]:
+    """Write messages in call order, and tell each `Published` what became of it.
+
+    Locks are taken in sorted order, so that two calls with the same keys never deadlock.
+    """
+    holders = yield from _claim(items)
+    wanted = [item for item in items if holders.get(item.claim) is None]
+    locked = {(i.message.topic, i.message.key) for i in wanted if i.serialize_key}
+    for topic, key in sorted(locked, key=str):
+        yield Statement(ROOM, "lock_key", {"topic": topic, "key": key})
+    messages = [item.message for item in wanted]
+    yield from _insert("insert_outbox", [m for m in messages if m.deliver_us is None])
+    yield from _insert("insert_delayed", [m for m in messages if m.deliver_us is not None])
+    for item in items:
+        item.tell(holder=holders.get(item.claim))
+
+
+def _claim(items: Iterable[Item]) -> Flow[dict[str, str]]:
+    """Claim every dedup key; returns who holds it for each claim that came too late."""
+    holders: dict[str, str] = {}
+    claims = [item for item in items if item.message.dedup_key is not None]
+    for item in sorted(claims, key=lambda item: item.message.dedup_key or ""):
+        dedup_key = item.message.dedup_key
+        holder = yield from _claim_one(dedup_key, item.claim)
+        if holder != item.claim:
+            holders[item.claim] = holder
+        elif item.claim != item.message.id:
+            named: dict[str, Value] = {"dedup_key": dedup_key, "id": item.message.id}
+            yield Statement(ROOM, "name_dedup_holder", named)
+    return holders
+
+
+def _claim_one(dedup_key: str | None, claim: str) -> Flow[str]:
+    for _ in range(_CLAIM_TRIES):
+        yield Statement(ROOM, "claim_dedup_key", {"dedup_key": dedup_key, "claim": claim})
+        rows = yield Statement(ROOM, "read_dedup_key", {"dedup_key": dedup_key})
+        if rows:
+            return str(rows[0][0])
+        # It was pruned between the two statements: claim it again.
+    raise PublishError(
+        f"the dedup key {dedup_key!r} is deleted as fast as it is claimed: try again"
+    )
+
+
+def _insert(name: str, messages: Sequence[Encoded]) -> Flow[None]:
+    if len(messages) == 1:
+        yield Statement(ROOM, name, _values(messages[0]))
+    elif messages:
+        yield Statement(ROOM, name, many=[_values(message) for message in messages])
+
+
+def _values(message: Encoded) -> dict[str, Value]:
+    values: dict[str, Value] = message._asdict()
+    values["expires_utc"] = _utc(message.expires_us)
+    values["deliver_utc"] = _utc(message.deliver_us)
+    return values
+
+
+def _utc(microseconds: int | None) -> str | None:
+    """A time as a database without time zones takes it."""
+    if microseconds is None:
+        return None
+    moment = _EPOCH + dt.timedelta(microseconds=microseconds)
+    return moment.isoformat(sep=" ", timespec="microseconds")
+
+
+def is_committed(id: str) -> Flow[bool]:
+    """Whether a message is anywhere; an error if delivered messages leave no trace."""
+    ((found, keep_delivered_seconds),) = yield Statement(ROOM, "find_message", {"id": id})
+    if not found and keep_delivered_seconds == "0":
+        raise CommitUnknown
+    return bool(found)

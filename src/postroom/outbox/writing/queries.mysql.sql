@@ -1,0 +1,48 @@
+-- Only what differs on MariaDB and MySQL. VALUES holds bare parameters, because only then do the
+-- drivers write many rows as one statement; so times come as UTC text.
+
+-- name: insert_outbox
+INSERT INTO postroom_outbox (
+    lane, id, topic, `key`, type, aggregate_type, aggregate_id,
+    content_type, headers, payload, size, expires_at)
+VALUES (
+    :lane, :id, :topic, :key, :type, :aggregate_type, :aggregate_id,
+    :content_type, :headers, :payload, :size, :expires_utc)
+
+-- name: insert_delayed
+INSERT INTO postroom_delayed (
+    lane, deliver_at, id, topic, `key`, type, aggregate_type, aggregate_id,
+    content_type, headers, payload, size, expires_at)
+VALUES (
+    :lane, :deliver_utc, :id, :topic, :key, :type, :aggregate_type, :aggregate_id,
+    :content_type, :headers, :payload, :size, :expires_utc)
+
+-- name: lock_key
+-- Takes the exclusive lock at once. INSERT IGNORE would take a shared one where the row exists, and
+-- two writers that then want the exclusive one would deadlock.
+INSERT INTO postroom_key_lock (topic, `key`) VALUES (:topic, :key)
+ON DUPLICATE KEY UPDATE topic = topic
+
+-- name: claim_dedup_key
+-- An exclusive lock, not the shared one of INSERT IGNORE: when a claim is rolled back, writers that
+-- share a lock and all want to insert would deadlock.
+INSERT INTO postroom_dedup (dedup_key, message_id) VALUES (:dedup_key, :claim)
+ON DUPLICATE KEY UPDATE dedup_key = dedup_key
+
+-- name: read_dedup_key
+-- A locking read sees what is committed now; a repeatable-read snapshot would hide the other claim.
+SELECT message_id FROM postroom_dedup WHERE dedup_key = :dedup_key LOCK IN SHARE MODE
+
+-- name: name_dedup_holder
+UPDATE postroom_dedup SET message_id = :id WHERE dedup_key = :dedup_key
+
+-- name: find_message
+SELECT CASE
+         WHEN EXISTS (SELECT 1 FROM postroom_archive WHERE id = :id)
+           OR EXISTS (SELECT 1 FROM postroom_dead_letter WHERE id = :id)
+           OR EXISTS (SELECT 1 FROM postroom_held WHERE id = :id)
+           OR EXISTS (SELECT 1 FROM postroom_delayed WHERE id = :id)
+           OR EXISTS (SELECT 1 FROM postroom_outbox WHERE id = :id)
+         THEN 1 ELSE 0
+       END,
+       (SELECT value FROM postroom_meta WHERE name = 'keep_delivered_seconds')
