@@ -65,9 +65,8 @@ class RelaySettings:
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            value = getattr(self, spec.name)
-            if not isinstance(value, str):
-                _require_number(spec.name, value, whole=spec.type == "int")
+            if spec.type in ("int", "float"):
+                _require_number(spec.name, getattr(self, spec.name), whole=spec.type == "int")
         self._require_room_for_a_send()
         self._require_order("poll_min_seconds", "poll_max_seconds")
         self._require_order("batch_rows", "in_flight_rows")
@@ -249,4 +248,5 @@ def _require_number(name: str, value: object, *, whole: bool) -> None:
     if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
         raise ConfigurationError(f"{name} must be {'a whole number' if whole else 'a number'}.")
     if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
-        raise ConfigurationError(f"{name} must be above zero.")
+        least = "zero or more" if name in _MAY_BE_ZERO else "above zero"
+        raise ConfigurationError(f"{name} must be {least}.")

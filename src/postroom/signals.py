@@ -39,6 +39,8 @@ SIGNALS: dict[str, tuple[int, str]] = {
 }
 
 _log = logging.getLogger("postroom")
+# A library is silent unless the application has set logging up.
+_log.addHandler(logging.NullHandler())
 _listeners: list[Listener] = []
 
 

@@ -22,6 +22,7 @@ from postroom.ops.cli_common import (
     Console,
     DatabaseOption,
     JsonOption,
+    run,
 )
 from postroom.signals import redact
 
@@ -66,6 +67,17 @@ def _options(
     ] = False,
 ) -> None:
     context.obj = Console(database, broker, config, as_json)
+
+
+@app.command()
+def demo() -> None:
+    """Play an order service through good days and bad ones: no servers, under a minute."""
+    from rich.console import Console as Terminal
+
+    from postroom.ops.demo import play
+
+    if not run(play(Terminal(highlight=False))):
+        raise typer.Exit(EXIT_REFUSED)
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from postroom.outbox.relay import Drained, Relay
 
 __all__ = ["relay"]
+
+T = TypeVar("T")
 
 
 def relay(
@@ -88,13 +91,13 @@ def relay(
             rebind=rebind,
             name=name,
         )
-        if once:
-            try:
-                return await worker.drain_once()
-            finally:
-                await worker.close()
-        await _until_stopped(worker)
-        return None
+        if not once:
+            await _until_stopped(worker, worker.run())
+            return None
+        try:
+            return await _until_stopped(worker, worker.drain_once())
+        finally:
+            await worker.close()
 
     drained = run(work())
     if drained is not None:
@@ -111,9 +114,9 @@ def relay(
         )
 
 
-async def _until_stopped(worker: Relay) -> None:
-    """Run until a signal; the first stops cleanly, the second at once."""
-    task = asyncio.create_task(worker.run())
+async def _until_stopped(worker: Relay, work: Coroutine[Any, Any, T]) -> T | None:
+    """Work until done or a signal comes; the first stops cleanly, the second at once."""
+    task = asyncio.create_task(work)
     signals_seen = 0
 
     def stop() -> None:
@@ -131,4 +134,5 @@ async def _until_stopped(worker: Relay) -> None:
         except NotImplementedError:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
     with contextlib.suppress(asyncio.CancelledError):
-        await task
+        return await task
+    return None
