@@ -211,9 +211,9 @@ class NatsBroker:
         link = Link(client, inbox=inbox, max_rows=self._max_rows, max_bytes=MAX_OUTSTANDING_BYTES)
         deadline = self._now() + seconds
         try:
+            self._address.guard(client)
             async with asyncio.timeout_at(deadline):
                 await client.connect(**self._settings(link, seconds))
-            self._address.check_tls(client)
             await link.begin()
             await link.echo()
             heard = await link.until(lambda: link.heard > 0, deadline)
@@ -238,7 +238,7 @@ class NatsBroker:
             "pending_size": 1 << 40,  # our own window bounds it; nats-py would stop to flush
             "error_cb": link.on_error,
             "closed_cb": link.on_closed,
-            **self._address.settings(link.client),
+            **self._address.settings(),
         }
 
     def _cannot_connect(self, link: Link, error: Exception) -> Transient:

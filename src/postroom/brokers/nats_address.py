@@ -6,7 +6,7 @@ Promise: no text about the place holds a secret, and with `tls://` nothing secre
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -53,7 +53,7 @@ class Address:
 
     __repr__ = __str__
 
-    def settings(self, client: Any) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """What nats-py's `connect` needs to know. A user without a password is a token."""
         settings: dict[str, Any] = {
             "servers": self.servers,
@@ -61,11 +61,21 @@ class Address:
             "tls": self.context,
         }
         if self.user is not None and self.password is None:
-            settings["token"] = self._guarded(client, self.user)
-        elif self.user is not None and self.password is not None:
-            settings["user"] = self._guarded(client, self.user)
-            settings["password"] = self._guarded(client, self.password)
+            settings["token"] = self.user
+        elif self.user is not None:
+            settings |= {"user": self.user, "password": self.password}
         return settings
+
+    def guard(self, client: Any) -> None:
+        """Let the client introduce itself, which shows its secrets, only where it may."""
+        introduce = client._connect_command
+
+        def guarded() -> bytes:
+            self.check_tls(client)
+            command: bytes = introduce()
+            return command
+
+        client._connect_command = guarded
 
     def check_tls(self, client: Any) -> None:
         """Refuse to go on in clear with tls://: nats-py encrypts only if the server asks for it."""
@@ -76,17 +86,6 @@ class Address:
         for secret in (self.user, self.password):
             text = text.replace(secret, "***") if secret else text
         return text
-
-    def _guarded(self, client: Any, secret: str) -> str | Callable[[], str]:
-        """With tls:// a secret is given out only once the connection is encrypted."""
-        if not self.servers[0].startswith("tls:"):
-            return secret
-
-        def give() -> str:
-            self.check_tls(client)
-            return secret
-
-        return give
 
 
 def _context(certificates: str | None) -> ssl.SSLContext | None:
