@@ -97,18 +97,6 @@ class Routes:
     patterns: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     default: str | None = field(default=None, repr=False)
 
-    def broker_for(self, topic: str) -> str:
-        """The URL of the broker this topic goes to."""
-        for pattern, url in self.patterns:
-            if fnmatchcase(topic, pattern):
-                return url
-        if self.default is None:
-            raise ConfigurationError(
-                f"No route for the topic {topic!r}: add a pattern to [relay.routes] or a default "
-                "with --broker, POSTROOM_BROKER_URL or broker_url."
-            )
-        return self.default
-
     def url_for(self, topic: str) -> str | None:
         """The broker of a topic; None if no route fits."""
         for pattern, url in self.patterns:

@@ -22,7 +22,7 @@ from postroom.databases.psycopg import AsyncPsycopgLink
 from postroom.databases.sqlite import AiosqliteLink
 from postroom.databases.trouble import explain
 from postroom.databases.urls import resolve
-from postroom.errors import PostroomError, Unreachable
+from postroom.errors import PostroomError, SchemaError, Unreachable
 from postroom.flow import AsyncLink, Flow, Rows, Statement, Value, run_async
 
 __all__ = ["Database", "DatabaseLost", "WorkerLink"]
@@ -40,7 +40,9 @@ _SETUP = {
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
         "SET SESSION idle_transaction_timeout = {idle_s}, innodb_lock_wait_timeout = {idle_s}",
     ),
-    "sqlite": ("PRAGMA busy_timeout = {idle_ms}", "PRAGMA synchronous = NORMAL"),
+    # No server ends anybody's transaction here: this is how long we queue for the file's one lock,
+    # which eager writers can keep from us for a while.
+    "sqlite": ("PRAGMA busy_timeout = {patience_ms}", "PRAGMA synchronous = NORMAL"),
 }
 _READ_ONLY = {
     "postgresql": "SELECT CASE WHEN pg_is_in_recovery() THEN 1 "
@@ -75,6 +77,8 @@ class Database:
         a frozen process keeps nobody waiting.
         """
         idle = idle_seconds or self.timeout_seconds
+        if path := self.target.missing_file:
+            raise SchemaError(f"There is no file {path}; make it with `postroom db install`.")
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 connection = await self._engine.connect()
@@ -118,8 +122,13 @@ class WorkerLink:
         """Take the driver's connection, set the session up, and refuse a read-only server."""
         self._driver = (await self._connection.get_raw_connection()).driver_connection
         idle_ms = max(int(idle_seconds * 1000), 100)
+        times = {
+            "idle_ms": idle_ms,
+            "idle_s": max(1, idle_ms // 1000),
+            "patience_ms": int(self.database.timeout_seconds * 900),
+        }
         for command in _SETUP[self.dialect]:
-            text = command.format(idle_ms=idle_ms, idle_s=max(1, idle_ms // 1000))
+            text = command.format(**times)
             await self._connection.exec_driver_sql(text)
         (read_only,) = (await self._connection.exec_driver_sql(_READ_ONLY[self.dialect])).one()
         if read_only:

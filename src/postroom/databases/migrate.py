@@ -15,17 +15,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
-from typing import Any
-
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
-from sqlalchemy.pool import NullPool
+from typing import TYPE_CHECKING, Any
 
 from postroom.databases.schema import found, lacking, made_by, migrations, newest
 from postroom.databases.sql import DIALECTS, query_text, split
 from postroom.databases.trouble import explain
 from postroom.databases.urls import Target, resolve
 from postroom.errors import ConfigurationError, PostroomError, Refused, SchemaError
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 __all__ = [
     "ROLES",
@@ -259,6 +258,10 @@ async def _write_ahead(connection: AsyncConnection, target: Target) -> None:
 @asynccontextmanager
 async def _open(target: Target) -> AsyncIterator[AsyncConnection]:
     """A connection of our own; whatever goes wrong on it comes out as one of our errors."""
+    # Here, so that a script is printed and a wrong setting named without loading SQLAlchemy.
+    from sqlalchemy.ext.asyncio import create_async_engine
+    from sqlalchemy.pool import NullPool
+
     try:
         engine = create_async_engine(
             target.url,
@@ -280,15 +283,11 @@ async def _open(target: Target) -> AsyncIterator[AsyncConnection]:
 @asynccontextmanager
 async def _open_existing(target: Target) -> AsyncIterator[AsyncConnection | None]:
     """None instead of a connection when it would create the SQLite file it asks about."""
-    if target.dialect == "sqlite" and not _file_exists(target.url.database or ""):
+    if target.missing_file:
         yield None
         return
     async with _open(target) as connection:
         yield connection
-
-
-def _file_exists(path: str) -> bool:
-    return path.startswith("file:") or Path(path).exists()
 
 
 async def _version(connection: AsyncConnection, target: Target) -> int:

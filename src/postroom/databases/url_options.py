@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
@@ -168,10 +169,27 @@ def _mysql_tls(options: dict[str, str]) -> ssl.SSLContext | None:
     return context
 
 
-def sqlite(options: dict[str, str]) -> dict[str, str]:
-    """What belongs into the URL itself; the driver reads it there."""
+def sqlite(options: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What belongs into the URL itself, where the driver reads it; and its connect arguments."""
     _require_known("SQLite", options, _SQLITE | _SQLITE_IGNORED)
-    return {name: value for name, value in options.items() if name in _SQLITE}
+    query = {name: value for name, value in options.items() if name in _SQLITE}
+    return query, {"async_creator_fn": _connect_sqlite}
+
+
+async def _connect_sqlite(*args: Any, **kwargs: Any) -> Any:
+    """aiosqlite's connect, but when it fails its thread has ended before the error is seen.
+
+    Else the thread may find the event loop closed and print a traceback of its own.
+    """
+    aiosqlite = import_module("aiosqlite")
+    connection = aiosqlite.connect(*args, **kwargs)
+    thread: Thread = connection if isinstance(connection, Thread) else connection._thread
+    thread.daemon = True
+    try:
+        return await connection
+    except Exception:
+        await asyncio.to_thread(thread.join, CONNECT_TIMEOUT_SECONDS)
+        raise
 
 
 def _require_known(what: str, options: dict[str, str], known: set[str]) -> None:

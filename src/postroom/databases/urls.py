@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
-
-from sqlalchemy import URL
 
 from postroom.databases import url_options
 from postroom.errors import ConfigurationError, MissingDriver
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 __all__ = ["Target", "resolve"]
 
@@ -63,6 +64,14 @@ class Target:
     url: URL
     connect_args: dict[str, Any] = field(repr=False)
     safe: str
+
+    @property
+    def missing_file(self) -> str | None:
+        """The SQLite file that is not there: to connect would make an empty one."""
+        path = self.url.database or ""
+        if self.dialect != "sqlite" or path.startswith("file:") or Path(path).exists():
+            return None
+        return path
 
     def __str__(self) -> str:
         return self.safe
@@ -174,6 +183,13 @@ def _choose(parts: _Parts, offers: url_options.Offers) -> tuple[str, dict[str, A
     )
 
 
+def _create(*args: Any, **kwargs: Any) -> URL:
+    # Here, because a wrong URL should be named without loading SQLAlchemy first.
+    from sqlalchemy import URL
+
+    return URL.create(*args, **kwargs)
+
+
 # PostgreSQL.
 
 
@@ -189,7 +205,7 @@ def _postgresql(parts: _Parts) -> Target:
     elif parts.hosts:
         query["host"] = ",".join(name for name, _ in parts.hosts)
         query["port"] = ",".join(str(number or 5432) for _, number in parts.hosts)
-    url = URL.create(
+    url = _create(
         f"postgresql+{driver}", parts.user, parts.password, host, port, parts.database, query
     )
     return Target(parts.dialect, url, connect_args, parts.safe)
@@ -231,7 +247,7 @@ def _mysql(parts: _Parts) -> Target:
         # The drivers would send it in Latin-1; servers hash what their clients typed, UTF-8.
         connect_args["password"] = parts.password.encode().decode("latin-1")
     host, port = parts.hosts[0] if parts.hosts else ("localhost", None)
-    url = URL.create(f"mysql+{driver}", parts.user, parts.password, host, port, parts.database)
+    url = _create(f"mysql+{driver}", parts.user, parts.password, host, port, parts.database)
     return Target(parts.dialect, url, connect_args, parts.safe)
 
 
@@ -245,9 +261,9 @@ def _sqlite(parts: _Parts) -> Target:
     elif not path or ":memory:" in path or parts.options.get("mode") == "memory":
         reason = "an in-memory database is seen by one connection only"
     else:
-        query = url_options.sqlite(parts.options)
-        url = URL.create("sqlite+aiosqlite", database=path, query=query)
-        return Target(parts.dialect, url, {}, parts.safe)
+        query, connect_args = url_options.sqlite(parts.options)
+        url = _create("sqlite+aiosqlite", database=path, query=query)
+        return Target(parts.dialect, url, connect_args, parts.safe)
     raise ConfigurationError(
         f"The SQLite URL names no file ({reason}); write sqlite:///relative.db "
         "or sqlite:////absolute/path.db."

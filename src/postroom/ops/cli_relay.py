@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from postroom.errors import Unreachable
 from postroom.ops.cli_common import (
     BrokerOption,
     ConfigOption,
@@ -95,6 +96,8 @@ def relay(
             await _until_stopped(worker, worker.run())
             return None
         try:
+            if wrong := await worker.sender.ping():
+                raise Unreachable("; ".join(wrong.values()))
             return await _until_stopped(worker, worker.drain_once())
         finally:
             await worker.close()

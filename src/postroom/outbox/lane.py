@@ -95,6 +95,7 @@ class Lane:
         self.fence = fence
         self.lease_ends = lease_ends
         self.stopping = False
+        self.over = False  # it has come to its end and is being given back
         self.paused = False
         self._leftovers: list[Leftover] = []
         self.any_held = False

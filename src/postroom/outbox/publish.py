@@ -204,24 +204,29 @@ class Outbox:
             await tx.run_sync(lambda connection: _write(kind_of(connection), connection, items))
         elif items:
             link = kind.link(tx)
-            refuse_alone(kind, link)
+            _refuse_alone(kind, link)
             await run_async(writing.write(items), link)
         return [item.published for item in items]
 
 
 def _write(kind: Kind, connection: Any, items: list[Item]) -> None:
-    if not items:
-        return
-    link = kind.link(connection)
-    if kind.library == "sqlalchemy":
+    if items and kind.library == "sqlalchemy":
         from postroom.outbox import sessions
 
         sessions.before_core_write(connection)
-    refuse_alone(kind, link)
+        _write_on(kind, connection, items)
+        sessions.after_core_write(connection)
+    elif items:
+        _write_on(kind, connection, items)
+
+
+def _write_on(kind: Kind, connection: Any, items: list[Item]) -> None:
+    link = kind.link(connection)
+    _refuse_alone(kind, link)
     run(writing.write(items), link)
 
 
-def refuse_alone(kind: Kind, link: Any) -> None:
+def _refuse_alone(kind: Kind, link: Any) -> None:
     """Refuse a connection on which the message would be committed by itself."""
     if link.commits_alone():
         raise WouldCommitAlone(

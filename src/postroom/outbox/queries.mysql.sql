@@ -121,16 +121,6 @@ DELETE FROM postroom_lane_batch
 DELETE FROM postroom_lane_batch
  WHERE lane = :lane AND alone AND lo = :position AND hi = lo
 
--- name: journal_forget
-DELETE FROM postroom_lane_batch
- WHERE lane = :lane AND incarnation <> :owner
-   AND NOT EXISTS (SELECT 1 FROM postroom_outbox o
-                    WHERE o.lane = postroom_lane_batch.lane
-                      AND o.position BETWEEN postroom_lane_batch.lo AND postroom_lane_batch.hi)
-   AND NOT EXISTS (SELECT 1 FROM postroom_held h
-                    WHERE h.lane = postroom_lane_batch.lane
-                      AND h.position BETWEEN postroom_lane_batch.lo AND postroom_lane_batch.hi)
-
 -- name: outbox_archive
 INSERT INTO postroom_archive (day, id, lane, position, topic, `key`, type, aggregate_type,
        aggregate_id, content_type, headers, payload, size, redrives, attempts, created_at,
@@ -142,9 +132,11 @@ SELECT UTC_DATE(), s.id, s.lane, s.position, s.topic, s.`key`, s.type, s.aggrega
  ON DUPLICATE KEY UPDATE postroom_archive.attempts = postroom_archive.attempts
 
 -- name: outbox_delete
-DELETE FROM postroom_outbox
- WHERE position IN :position_list
-RETURNING position
+-- Row by row through the index, in this order: a scan of the table, which a long list of positions
+-- may lead to, would wait for the rows of every open publisher.
+DELETE o FROM JSON_TABLE(:positions, '$[*]' COLUMNS (position BIGINT PATH '$')) w
+  STRAIGHT_JOIN postroom_outbox o ON o.position = w.position;
+SELECT ROW_COUNT();
 
 -- name: held_archive
 INSERT INTO postroom_archive (day, id, lane, position, topic, `key`, type, aggregate_type,
@@ -159,8 +151,8 @@ SELECT UTC_DATE(), s.id, s.lane, s.position, s.topic, s.`key`, s.type, s.aggrega
 
 -- name: held_delete
 DELETE FROM postroom_held
- WHERE position IN :position_list AND lane IN :lane_list
-RETURNING position
+ WHERE position IN :position_list AND lane IN :lane_list;
+SELECT ROW_COUNT();
 
 -- name: hold
 INSERT INTO postroom_held (lane, position, id, topic, `key`, type, aggregate_type, aggregate_id,
@@ -168,7 +160,8 @@ INSERT INTO postroom_held (lane, position, id, topic, `key`, type, aggregate_typ
 SELECT lane, position, id, topic, `key`, type, aggregate_type, aggregate_id,
        content_type, headers, payload, size, redrives, created_at, expires_at
   FROM postroom_outbox WHERE position IN :position_list;
-DELETE FROM postroom_outbox WHERE position IN :position_list;
+DELETE o FROM JSON_TABLE(:positions, '$[*]' COLUMNS (position BIGINT PATH '$')) w
+  STRAIGHT_JOIN postroom_outbox o ON o.position = w.position;
 
 -- name: hold_failed
 UPDATE postroom_held
@@ -245,10 +238,10 @@ SELECT d.lane, d.id, d.topic, d.`key`, d.type, d.aggregate_type, d.aggregate_id,
     ON d.lane = w.lane AND d.deliver_at = CAST(w.deliver_at AS DATETIME(6))
    AND d.id = CONVERT(w.id USING ascii) COLLATE ascii_bin
  ORDER BY d.deliver_at, d.id;
-DELETE d FROM postroom_delayed d
-  JOIN JSON_TABLE(:entries, '$[*]' COLUMNS (
+DELETE d FROM JSON_TABLE(:entries, '$[*]' COLUMNS (
            lane INT PATH '$.lane', deliver_at VARCHAR(32) PATH '$.deliver_at',
            id VARCHAR(36) PATH '$.id')) w
+  STRAIGHT_JOIN postroom_delayed d
     ON d.lane = w.lane AND d.deliver_at = CAST(w.deliver_at AS DATETIME(6))
    AND d.id = CONVERT(w.id USING ascii) COLLATE ascii_bin;
 

@@ -159,14 +159,18 @@ DELETE FROM postroom.lane_batch WHERE lane = :lane AND incarnation = :owner
 DELETE FROM postroom.lane_batch
  WHERE lane = :lane AND alone AND lo = CAST(:position AS bigint) AND hi = lo
 
--- name: journal_forget
--- A dead relay's batch of which no message is left.
-DELETE FROM postroom.lane_batch b
+-- name: journal_gone
+-- A dead relay's batches of which no message is left.
+SELECT b.incarnation, b.batch FROM postroom.lane_batch b
  WHERE b.lane = :lane AND b.incarnation <> :owner
    AND NOT EXISTS (SELECT 1 FROM postroom.outbox o
                     WHERE o.lane = b.lane AND o.position BETWEEN b.lo AND b.hi)
    AND NOT EXISTS (SELECT 1 FROM postroom.held h
                     WHERE h.lane = b.lane AND h.position BETWEEN b.lo AND b.hi)
+
+-- name: journal_drop
+DELETE FROM postroom.lane_batch
+ WHERE lane = :lane AND incarnation = :incarnation AND batch = :batch
 
 -- name: fence
 -- Which of these lanes are still ours. The share lock keeps a take-over waiting until we commit.
@@ -237,11 +241,14 @@ ON CONFLICT DO NOTHING
 
 -- name: outbox_delete
 -- Tells how many were there: what is missing was cancelled, or settled already.
-DELETE FROM postroom.outbox o
- USING unnest(CAST(CAST(:lane_list AS text) AS int[]),
-              CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
- WHERE o.lane = w.lane AND o.position = w.position
-RETURNING 1
+WITH gone AS (
+    DELETE FROM postroom.outbox o
+     USING unnest(CAST(CAST(:lane_list AS text) AS int[]),
+                  CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
+     WHERE o.lane = w.lane AND o.position = w.position
+    RETURNING 1
+)
+SELECT count(*) FROM gone
 
 -- name: held_archive
 INSERT INTO postroom.archive (day, id, lane, position, topic, key, type, aggregate_type,
@@ -256,11 +263,14 @@ SELECT CAST(now() AT TIME ZONE 'UTC' AS date), h.id, h.lane, h.position, h.topic
 ON CONFLICT DO NOTHING
 
 -- name: held_delete
-DELETE FROM postroom.held h
- USING unnest(CAST(CAST(:lane_list AS text) AS int[]),
-              CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
- WHERE h.lane = w.lane AND h.position = w.position
-RETURNING 1
+WITH gone AS (
+    DELETE FROM postroom.held h
+     USING unnest(CAST(CAST(:lane_list AS text) AS int[]),
+                  CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
+     WHERE h.lane = w.lane AND h.position = w.position
+    RETURNING 1
+)
+SELECT count(*) FROM gone
 
 -- name: hold
 -- Moves messages from the outbox to where they wait. They are not due until something says so.

@@ -117,16 +117,6 @@ DELETE FROM postroom_lane_batch
 DELETE FROM postroom_lane_batch
  WHERE lane = :lane AND alone AND lo = :position AND hi = lo
 
--- name: journal_forget
-DELETE FROM postroom_lane_batch
- WHERE lane = :lane AND incarnation <> :owner
-   AND NOT EXISTS (SELECT 1 FROM postroom_outbox o
-                    WHERE o.lane = postroom_lane_batch.lane
-                      AND o.position BETWEEN postroom_lane_batch.lo AND postroom_lane_batch.hi)
-   AND NOT EXISTS (SELECT 1 FROM postroom_held h
-                    WHERE h.lane = postroom_lane_batch.lane
-                      AND h.position BETWEEN postroom_lane_batch.lo AND postroom_lane_batch.hi)
-
 -- name: outbox_archive
 INSERT INTO postroom_archive (day, id, lane, position, topic, key, type, aggregate_type,
        aggregate_id, content_type, headers, payload, size, redrives, attempts, created_at,
@@ -139,8 +129,8 @@ SELECT date('now'), s.id, s.lane, s.position, s.topic, s.key, s.type, s.aggregat
 
 -- name: outbox_delete
 DELETE FROM postroom_outbox
- WHERE position IN (SELECT value FROM json_each(:position_list))
-RETURNING position
+ WHERE position IN (SELECT value FROM json_each(:position_list));
+SELECT changes();
 
 -- name: held_archive
 INSERT INTO postroom_archive (day, id, lane, position, topic, key, type, aggregate_type,
@@ -155,8 +145,8 @@ SELECT date('now'), s.id, s.lane, s.position, s.topic, s.key, s.type, s.aggregat
 
 -- name: held_delete
 DELETE FROM postroom_held
- WHERE position IN (SELECT value FROM json_each(:position_list))
-RETURNING position
+ WHERE position IN (SELECT value FROM json_each(:position_list));
+SELECT changes();
 
 -- name: hold
 INSERT INTO postroom_held (lane, position, id, topic, key, type, aggregate_type, aggregate_id,

@@ -109,6 +109,7 @@ class Relay:
             database=self.database.target.safe,
             brokers=[signals.redact(url) for url in self.routes.urls],
         )
+        noting = asyncio.create_task(self.sender.note_unreachable())
         try:
             while True:
                 try:
@@ -121,6 +122,7 @@ class Relay:
                 if self._stopping.is_set():
                     return
         finally:
+            noting.cancel()
             await office.close()
             await self.sender.close()
             signals.emit("relay.stopped", incarnation=self.owner, delivered=self.tally.delivered)
@@ -390,7 +392,7 @@ class _Office:
             if epoch == lane.fence.epoch:
                 lane.lease_ends = begun + self.settings.lease_seconds
                 lane.paused = bool(paused)
-            else:
+            elif not lane.over:
                 await self._drop(number, "another relay took it over")
 
     async def _share(self) -> None:
@@ -433,6 +435,7 @@ class _Office:
     async def _run_lane(self, lane: Lane) -> None:
         """Work a lane until it is told to stop, then give it back."""
         await lane.run()
+        lane.over = True
         await self._release([lane.fence])
         signals.emit(
             "lane.released",

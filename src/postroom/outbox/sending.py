@@ -272,6 +272,25 @@ class Sender:
                 return policy
         return RetryPolicy()
 
+    async def ping(self) -> dict[str, str]:
+        """Ask every broker whether it can be reached; returns what is wrong, by URL."""
+
+        async def ask(url: str, broker: Broker) -> tuple[str, str]:
+            try:
+                async with asyncio.timeout(self._timeout + 0.5):
+                    await broker.ping()
+            except Exception as error:
+                return url, redact(str(error) or type(error).__name__)
+            return url, ""
+
+        answers = await asyncio.gather(*(ask(*pair) for pair in self._brokers.items()))
+        return {url: text for url, text in answers if text}
+
+    async def note_unreachable(self) -> None:
+        """Say at the start which brokers cannot be reached, rather than at the first message."""
+        for url, text in (await self.ping()).items():
+            self._is_down(url, Down("broker", "unreachable", text))
+
     async def close(self) -> None:
         """Close every broker; a failure to close loses nothing."""
         for broker in self._brokers.values():

@@ -2,7 +2,7 @@
 
 SQLAlchemy does not offer all of this publicly on every version we support; what is private is read
 here and nowhere else: `SessionTransaction._connections` (the connections a transaction has, each
-with its Core transaction), `NestedTransaction._previous_nested`, and the session's `binds`.
+with its Core transaction), `NestedTransaction._previous_nested`, and the `binds` of SQLAlchemy 2.0.
 """
 
 from __future__ import annotations
@@ -83,22 +83,28 @@ def parent_boundary(transaction: SessionTransaction) -> SessionTransaction:
 
 def target(session: Session, bind: Bind | None) -> Bind:
     """The engine or connection that holds the outbox, or an error that asks for it."""
+    binds = _binds(session)
+    try:
+        binds.append(session.get_bind())
+    except exc.UnboundExecutionError:
+        if not binds and bind is None:
+            raise SeveralBinds(
+                "this session does not say which database it writes to: "
+                "name the one that holds the outbox, Outbox(bind=engine)"
+            ) from None
     if bind is not None:
-        return bind
-    binds = list(getattr(session, "_Session__binds", {}).values())
-    if session.bind is not None:
-        binds.append(session.bind)
+        # The session may know the same database as a connection, or with other options.
+        return next((own for own in binds if own.engine.pool is bind.engine.pool), bind)
     if len({each.engine for each in binds} | engines(session)) > 1:
         raise SeveralBinds
-    try:
-        return session.get_bind()
-    except exc.UnboundExecutionError:
-        if binds:
-            return binds[0]  # type: ignore[no-any-return]
-        raise SeveralBinds(
-            "this session does not say which database it writes to: "
-            "name the one that holds the outbox, Outbox(bind=engine)"
-        ) from None
+    return binds[-1]
+
+
+def _binds(session: Session) -> list[Bind]:
+    found: Any = getattr(session, "_Session__binds", None)
+    if found is None:
+        found = session.binds  # public since SQLAlchemy 2.1
+    return list(found.values())
 
 
 def engines(session: Session) -> set[Engine]:

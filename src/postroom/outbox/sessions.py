@@ -36,7 +36,7 @@ from postroom.outbox.writing import Item, write
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, Transaction
 
-__all__ = ["before_core_write", "queue", "unscoped", "unwrapped", "write_now"]
+__all__ = ["after_core_write", "before_core_write", "queue", "unscoped", "unwrapped", "write_now"]
 
 
 @dataclass(slots=True, eq=False)
@@ -106,10 +106,14 @@ def write_now(session: Session, items: Iterable[Item], bind: Bind | None) -> Non
 
 
 def before_core_write(connection: Connection) -> None:
-    """Prepare for a write on a Core connection: what sessions on it have queued goes first."""
+    """Before a write on a Core connection: what sessions on it have queued goes first."""
     for session in list(_guarded.get(connection, ())):
         if (tray := _trays.get(session)) is not None:
             _write_queue_early(session, tray)
+
+
+def after_core_write(connection: Connection) -> None:
+    """After a write on a Core connection: give a hint when it is committed."""
     if connection not in _stirred:
         event.listen(connection, "commit", _on_core_commit)
         event.listen(connection, "rollback", _on_core_rollback)

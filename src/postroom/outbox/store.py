@@ -211,7 +211,7 @@ class Store:
 
         def load() -> Flow[tuple[Rows, Rows]]:
             yield self._query("journal_clear_own", lane=lane, owner=self.owner)
-            yield self._query("journal_forget", lane=lane, owner=self.owner)
+            yield from self._forget(lane)
             left = yield self._query("journal_read", lane=lane)
             held = yield self._query("held_any", lane=lane)
             return left, held
@@ -223,11 +223,18 @@ class Store:
         """Drop what dead relays left of which nothing remains; returns the rest."""
 
         def forget() -> Flow[Rows]:
-            yield self._query("journal_forget", lane=lane, owner=self.owner)
+            yield from self._forget(lane)
             return (yield self._query("journal_read", lane=lane))
 
         rows = await link.transact(forget())
         return [Leftover(lo, hi, n, bool(a)) for who, _, lo, hi, n, a in rows if who != self.owner]
+
+    def _forget(self, lane: int) -> Flow[None]:
+        # Found first and deleted by name: on MariaDB a DELETE that looks into the outbox itself
+        # would wait for open publishers.
+        gone = yield self._query("journal_gone", lane=lane, owner=self.owner)
+        for incarnation, batch in gone:
+            yield self._query("journal_drop", lane=lane, incarnation=incarnation, batch=batch)
 
     # ── settling ───────────────────────────────────────────────────────────────────────────────
 
@@ -304,8 +311,8 @@ class Store:
     def _remove(self, source: str, delivered: Sequence[Message]) -> Flow[int]:
         if self.archive:
             yield self._query(f"{source}_archive", **_places(delivered))
-        gone = yield self._query(f"{source}_delete", **_places(delivered))
-        return len(delivered) - len(gone)
+        ((gone,),) = yield self._query(f"{source}_delete", **_places(delivered))
+        return len(delivered) - int(gone)
 
     def _bury(self, burial: Burial) -> Flow[None]:
         yield self._query(
@@ -385,9 +392,11 @@ class Store:
 
 
 def _places(messages: Sequence[Message]) -> dict[str, Value]:
+    positions = [message.position for message in messages]
     return {
         "lane_list": [message.lane for message in messages],
-        "position_list": [message.position for message in messages],
+        "position_list": positions,
+        "positions": positions,
     }
 
 

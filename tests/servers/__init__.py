@@ -1,0 +1,25 @@
+"""Private instances of real servers, made to be killed.
+
+Every server listens on a loopback port of its own, keeps its data in a temporary directory, and
+dies with the process that started it. An environment variable names a running server to use
+instead; such a server serves tests but cannot be killed or paused (`require_private`).
+"""
+
+from .mariadb import MariaDBServer
+from .nats import NatsServer
+from .outcome import Unavailable, leave_out, left_out, require_all
+from .places import free_port
+from .postgres import PostgresServer
+from .server import Server
+
+__all__ = [
+    "MariaDBServer",
+    "NatsServer",
+    "PostgresServer",
+    "Server",
+    "Unavailable",
+    "free_port",
+    "leave_out",
+    "left_out",
+    "require_all",
+]
