@@ -1,61 +1,18 @@
 """`postroom db`, run as people run it: what it answers, and how it ends when the input is wrong."""
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import psycopg
 import pytest
+from commands import Here, postroom
 
-from postroom.ops.cli import main
 from servers import MariaDBServer, PostgresServer
 
 SECRET = "hunter22"
-COMMAND = Path(sysconfig.get_path("scripts")) / "postroom"
-
-
-def postroom(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in an empty directory, with no settings but those given."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
-    return subprocess.run(
-        [COMMAND, *arguments],
-        cwd=cwd,
-        env={**clean, **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-class Here:
-    """The same command inside this process: quicker, since nothing is imported again."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._patch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        self._patch.setattr(sys, "argv", ["postroom", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        code = end.value.code
-        assert isinstance(code, int)
-        out, err = self._capsys.readouterr()
-        return subprocess.CompletedProcess(sys.argv, code, out, err)
-
-
-@pytest.fixture
-def here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Here:
-    for name in [name for name in os.environ if name.startswith("POSTROOM_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return Here(monkeypatch, capsys)
 
 
 def fails(done: subprocess.CompletedProcess[str], code: int, sentence: str) -> None:
