@@ -2,9 +2,9 @@
 
     make bench            # or: python bench/drain.py --messages 50000
 
-A private PostgreSQL with fsync on, 500-byte payloads, 1,000 keys, strict order, a receiver that says
-yes at once. The limit is the same design without a relay: sixteen lanes read and deleted by asyncpg.
-Absolute figures move with the machine; the ratios are what counts.
+A private PostgreSQL with fsync on, 500-byte payloads, 1,000 keys, strict order, a receiver that
+says yes at once. The limit is the same design without a relay: sixteen lanes read and deleted by
+asyncpg. Absolute figures move with the machine; the ratios are what counts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Postroom: a committed fact is never lost, never invented, arrives in order for its key, and is
-applied once.
+"""Postroom: a committed fact is never lost, never invented, and arrives in order for its key.
 
 The public names load when first used: importing `postroom` imports no driver and no SQLAlchemy.
 """

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from postroom.errors import ConfigurationError
+from postroom.retry import RetryPolicy
 
 __all__ = ["RelaySettings", "Routes", "Settings", "load"]
 
@@ -60,6 +61,9 @@ class RelaySettings:
     horizon_seconds: float = 0.05
     rescan_seconds: float = 60
     on_dead: Literal["hold", "continue"] = "hold"
+    retry_attempts: int = 6
+    retry_delays_seconds: str = "5, 10, 20, 40, 80, 160"
+    retry_jitter: Literal["none", "full"] = "none"
     concurrency: int = 4
     source: str = "postroom"
 
@@ -73,8 +77,22 @@ class RelaySettings:
         self._require_order("batch_bytes", "in_flight_bytes")
         if self.on_dead not in ("hold", "continue"):
             raise ConfigurationError('on_dead must be "hold" or "continue".')
+        if self.retry_jitter not in ("none", "full"):
+            raise ConfigurationError('retry_jitter must be "none" or "full".')
+        self.retry()
         if not self.source or len(self.source) > 255:
             raise ConfigurationError("source must have 1 to 255 characters.")
+
+    def retry(self) -> RetryPolicy:
+        """When a refused message is tried again."""
+        try:
+            delays = tuple(float(text) for text in self.retry_delays_seconds.split(","))
+        except ValueError:
+            raise ConfigurationError(
+                "retry_delays_seconds must be numbers with commas between, such as "
+                f'"5, 10, 20", not {self.retry_delays_seconds!r}.'
+            ) from None
+        return RetryPolicy(delays, self.retry_attempts, full_jitter=self.retry_jitter == "full")
 
     def _require_room_for_a_send(self) -> None:
         # A lease is renewed after a third of it; a send begun just before must end within the rest.

@@ -7,6 +7,7 @@ payload never is. Listeners are plain callables; one that fails is logged and do
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -34,7 +35,6 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "database.lost": (logging.ERROR, "error, retry_in_seconds"),
     "database.back": (logging.INFO, "incarnation"),
     "archive.overflow": (logging.ERROR, "count"),
-    "archive.pruned": (logging.INFO, "count"),
     "notify.lost": (logging.WARNING, "error"),
 }
 
@@ -63,25 +63,24 @@ def listen(listener: Listener) -> Callable[[], None]:
     return lambda: _listeners.remove(listener) if listener in _listeners else None
 
 
+# Up to the last @ before the path: a password may hold one itself.
+_USERINFO = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<who>[^/\s?#]*)@")
+_OPTION = re.compile(
+    r"(?i)\b(?P<name>password|passwd|passfile|pwd|secret|token|api_?key|sslpassword)"
+    r"(?P<sep>\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)"
+)
+_DATABASES = ("postgres", "mysql", "mariadb", "sqlite")
+
+
 def redact(text: str) -> str:
-    """The text without passwords: in URLs, in `password=` options and in query strings."""
-    return _redact(text)
+    """The text without passwords and tokens: in URLs, in options and in query strings."""
+    return _OPTION.sub(r"\g<name>\g<sep>***", _USERINFO.sub(_hide, text))
 
 
-def _make_redactor() -> Callable[[str], str]:
-    import re
-
-    userinfo = re.compile(r"(?P<head>[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s:@?#]*):[^@\s]*@")
-    option = re.compile(
-        r"(?i)\b(?P<name>password|passwd|passfile|pwd|secret|token|api_?key|sslpassword)"
-        r"(?P<sep>\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)"
-    )
-
-    def run(text: str) -> str:
-        text = userinfo.sub(r"\g<head>:***@", text)
-        return option.sub(r"\g<name>\g<sep>***", text)
-
-    return run
-
-
-_redact = _make_redactor()
+def _hide(match: re.Match[str]) -> str:
+    scheme, who = match["scheme"], match["who"]
+    user, colon, _ = who.partition(":")
+    if colon:
+        return f"{scheme}://{user}:***@"
+    # A lone name is a user to a database, and a token to a broker.
+    return match[0] if scheme.startswith(_DATABASES) else f"{scheme}://***@"

@@ -79,7 +79,15 @@ class SQLAlchemyLink:
             self.connection.exec_driver_sql(step.text, step.many).close()
             return None
         with self.connection.exec_driver_sql(step.text, step.values) as result:
-            return [tuple(row) for row in result] if result.returns_rows else None
+            if not result.returns_rows:
+                return None
+            if self.connection.dialect.driver == "psycopg2":  # it returns bytes as a memoryview
+                return [tuple(map(_without_view, row)) for row in result]
+            return [tuple(row) for row in result]
+
+
+def _without_view(value: Any) -> Any:
+    return value.tobytes() if isinstance(value, memoryview) else value
 
 
 def _autocommits(connection: Connection) -> bool:

@@ -12,7 +12,7 @@ import getpass
 import json
 import socket
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -126,6 +126,8 @@ async def message(url: str, id: str) -> dict[str, Any]:
         told["state"] = _STATES[told["place"]]
         if told["place"] == "held" and told["attempts"]:
             told["state"] = "failed"
+        if told["place"] == "resolved" and told["error_code"] != "expired":
+            told["state"] = "succeeded"
         if told["place"] in ("outbox", "held") and await link.query(
             ROOM, "sending", lane=told["lane"], position=told["position"]
         ):
@@ -150,20 +152,20 @@ async def dead_show(url: str, id: str) -> dict[str, Any]:
     return _readable(dict(zip(_LETTER_FIELDS + _LETTER_MORE, found[0], strict=True)))
 
 
-async def retry(url: str, ids: Sequence[str], *, why: str | None = None) -> list[letters.Decided]:
-    """Send dead letters again, each in a transaction of its own."""
-    wanted = [_checked(id) for id in ids]
+async def retry(url: str, id: str, *, why: str | None = None) -> letters.Decided:
+    """Send a dead letter again."""
+    id = _checked(id)
     async with _desk(url) as link:
-        return [await link.transact(letters.retry(id, who=operator(), why=why)) for id in wanted]
+        return await link.transact(letters.retry(id, who=operator(), why=why))
 
 
-async def discard(url: str, ids: Sequence[str], *, why: str) -> list[letters.Decided]:
-    """Give dead letters up, each in a transaction of its own."""
+async def discard(url: str, id: str, *, why: str) -> letters.Decided:
+    """Give a dead letter up."""
     if not why.strip():
         raise ConfigurationError('say why: --reason "…"')
-    wanted = [_checked(id) for id in ids]
+    id = _checked(id)
     async with _desk(url) as link:
-        return [await link.transact(letters.discard(id, who=operator(), why=why)) for id in wanted]
+        return await link.transact(letters.discard(id, who=operator(), why=why))
 
 
 def _checked(id: str) -> str:

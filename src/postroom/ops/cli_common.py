@@ -94,7 +94,8 @@ class Console:
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
-            table.add_column(column, overflow="fold")
+            # An id is there to be copied, so it stays in one piece.
+            table.add_column(column, overflow="fold", no_wrap=column == "id")
         for row in rows:
             # As Text: a key or an error of somebody else's is never read as markup.
             table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from postroom.errors import Refused
 from postroom.ops.cli_common import ConfigOption, Console, DatabaseOption, JsonOption, run
+
+if TYPE_CHECKING:
+    from postroom.dead_letters.store import Decided
 
 __all__ = ["dead", "messages", "status"]
 
@@ -141,7 +146,8 @@ def retry_dead(
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
     url = console.settings().require_database()
-    for done in run(actions.retry(url, ids, why=reason)):
+
+    def tell(done: Decided) -> None:
         order = (
             "it goes before what waits behind it"
             if done.in_order
@@ -151,6 +157,8 @@ def retry_dead(
             {"id": done.id, "state": "queued", "in_order": done.in_order},
             f"{done.id} is queued; {order}.",
         )
+
+    _each(ids, lambda id: actions.retry(url, id, why=reason), tell)
 
 
 @dead.command("discard")
@@ -167,8 +175,27 @@ def discard_dead(
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
     url = console.settings().require_database()
-    for done in run(actions.discard(url, ids, why=reason)):
+
+    def tell(done: Decided) -> None:
         console.answer({"id": done.id, "state": "discarded"}, f"{done.id} is discarded.")
+
+    _each(ids, lambda id: actions.discard(url, id, why=reason), tell)
+
+
+def _each(
+    ids: list[str],
+    decide: Callable[[str], Coroutine[Any, Any, Decided]],
+    tell: Callable[[Decided], None],
+) -> None:
+    """Decide on each letter by itself and say so; those that cannot be are named at the end."""
+    refused: list[str] = []
+    for id in ids:
+        try:
+            tell(run(decide(id)))
+        except Refused as error:
+            refused.append(str(error))
+    if refused:
+        raise Refused(" ".join(refused))
 
 
 def _tell(console: Console, fields: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from postroom.errors import Unreachable
+from postroom.brokers.base import scheme_of
+from postroom.errors import ConfigurationError, Unreachable
 from postroom.ops.cli_common import (
     BrokerOption,
     ConfigOption,
@@ -78,6 +79,14 @@ def relay(
         "on_dead": on_dead,
     }
     settings = console.settings(relay=options)
+    settings.require_database()
+    if any(scheme_of(url) == "memory" for url in settings.require_routes().urls):
+        raise ConfigurationError(
+            "memory:// keeps messages inside one process, so they would end with this one: "
+            "use it with Relay in your application, or stdout:// here."
+        )
+    # As with `python -m`: what call:module:function names may lie in the working directory.
+    sys.path.insert(0, "")
     level = logging.DEBUG if verbose else logging.INFO
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"

@@ -258,7 +258,7 @@ async def _poison(story: Story) -> None:
     story.screen.print(table)
     story.say(f"[dim]$ postroom dead retry {poison}[/]")
     story.receiver()
-    await actions.retry(story.url, [poison], why="the receiver was mended")
+    await actions.retry(story.url, poison, why="the receiver was mended")
     await story.relay()
     await story.relay()
     story.show_arrivals()

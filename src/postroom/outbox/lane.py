@@ -114,7 +114,7 @@ class Lane:
                 self.desk.pulse.busy()
             elif once:
                 return
-            else:
+            elif not self.stopping:
                 await self.desk.pulse.wait()
 
     def stop(self) -> None:

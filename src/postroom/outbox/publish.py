@@ -13,7 +13,7 @@ from postroom.databases.kinds import Kind, kind_of
 from postroom.errors import ConfigurationError, InvalidMessage, WouldCommitAlone, WrongCall
 from postroom.flow import Flow, T, run, run_async
 from postroom.messages import DEFAULT_MAX_BYTES, Draft, check_topic, encode
-from postroom.outbox import writing
+from postroom.outbox import wake, writing
 from postroom.outbox.writing import Item, Published
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class Outbox:
 
     `bind` says which engine holds the outbox when a session has several; `routes` maps patterns of
     message types to topics (`{"order.*": "orders"}`, the first that fits); `max_bytes` limits
-    payload and headers together.
+    payload and headers together. `notify` is the URL of the PostgreSQL database: relays of other
+    processes are then woken after each commit, over a connection of its own.
     """
 
     def __init__(
@@ -37,7 +38,12 @@ class Outbox:
         bind: Engine | Connection | AsyncEngine | AsyncConnection | None = None,
         routes: Mapping[str, str] | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        notify: str | None = None,
     ) -> None:
+        if notify is not None:
+            from postroom.outbox.notify import Notifier
+
+            wake.listen(Notifier(notify).hint)
         # Events live on SQLAlchemy's synchronous side, which the asynchronous one wraps.
         self._bind: Any = getattr(bind, "sync_engine", None) or bind
         self._bind = getattr(bind, "sync_connection", None) or self._bind
@@ -138,6 +144,13 @@ class Outbox:
     ) -> list[Published]:
         """`publish_many` on any kind of session or connection; writes at once."""
         return await self._put_async(tx, self._items(messages, serialize_key))
+
+    def wake(self) -> None:
+        """Wake relays after a commit on a driver's own connection, which tells nobody of it.
+
+        Never needed: a relay that is not woken finds the message at its next look.
+        """
+        wake.hint()
 
     def was_committed(self, tx: Any, message: str | uuid.UUID | Published) -> bool:
         """Whether a message was committed, after a COMMIT whose answer was lost.

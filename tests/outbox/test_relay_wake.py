@@ -1,0 +1,108 @@
+"""Hints wake a relay that polls rarely; a lost hint costs a poll and never the relay."""
+
+import asyncio
+import time
+
+import pytest
+from relaying import Post, note, on_postgres
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.orm import Session
+
+from helpers import eventually_async
+from postroom.outbox import notify
+from postroom.outbox.notify import Notifier
+from postroom.outbox.relay import Relay
+
+pytest_plugins = ("relay_fixtures",)
+
+# Far longer than the tests wait: only a hint can be why a message arrives.
+RARELY = {"poll_max_seconds": 60.0, "poll_min_seconds": 60.0}
+
+
+async def settled(post: Post, relay: Relay) -> None:
+    """Wait until every lane has read once and now waits for its next poll."""
+
+    def waiting() -> bool:
+        office = relay._office
+        return office is not None and len(office.pulse._waiters) == 16
+
+    await eventually_async(waiting)
+
+
+async def arrives_within(post: Post, count: int, seconds: float) -> None:
+    begun = time.perf_counter()
+    await eventually_async(lambda: len(post.broker.messages) == count, seconds)
+    assert time.perf_counter() - begun < seconds
+
+
+async def test_without_a_hint_it_waits_for_its_poll(post: Post) -> None:
+    async with post.relay(**RARELY) as relay:
+        await settled(post, relay)
+        await post.put(note("k", 1))
+        await asyncio.sleep(0.3)
+        assert post.broker.messages == []
+
+
+async def test_a_commit_in_the_same_process_wakes_it(post: Post) -> None:
+    driver = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}[post.dialect]
+    url = make_url(post.url)
+    engine = create_engine(url.set(drivername=f"{url.drivername}+{driver}"))
+
+    def publish() -> None:
+        with Session(engine) as session:
+            post.outbox.publish(session, 1, type="note", topic="orders", key="k")
+            session.commit()
+
+    async with post.relay(listen=False, **RARELY) as relay:
+        await settled(post, relay)
+        await asyncio.to_thread(publish)
+        await arrives_within(post, 1, 5)
+    engine.dispose()
+
+
+@on_postgres
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_notification_wakes_relays_elsewhere(post: Post, driver: str) -> None:
+    post.url = post.url.replace("postgresql:", f"postgresql+{driver}:")
+    plain = post.url.replace(f"+{driver}", "")
+    notifier = Notifier(post.url)
+    async with post.relay(**RARELY) as relay:
+        await settled(post, relay)
+        post.url = plain
+        await eventually_async(lambda: listening(post) == 1)
+        for n in range(1, 4):
+            await settled(post, relay)
+            await post.put(note("k", n))
+            notifier.hint()
+            await arrives_within(post, n, 5)
+
+
+@on_postgres
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_lost_listener_does_not_end_the_relay(
+    post: Post, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "ALIVE_SECONDS", 0.1)
+    plain = post.url
+    post.url = post.url.replace("postgresql:", f"postgresql+{driver}:")
+    async with post.relay():
+        post.url = plain
+        await eventually_async(lambda: listening(post) == 1)
+        post.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND (query LIKE 'LISTEN%' OR query = 'SELECT 1')"
+        )
+        await eventually_async(lambda: post.of("notify.lost"))
+        await post.put(note("k", 1))
+        await eventually_async(post.empty)
+    assert not post.of("database.lost")
+
+
+def listening(post: Post) -> int:
+    """How many sessions listen; those that keep themselves alive show that last."""
+    rows = post.sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND (query LIKE 'LISTEN%' OR query = 'SELECT 1')"
+    )
+    return int(rows[0][0])
