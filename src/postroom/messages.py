@@ -230,7 +230,7 @@ def encode(
     key, aggregate_type, aggregate_id = _identity(draft, declared)
     content, content_type = encode_payload(payload, draft.content_type)
     headers = _encode_headers(draft.headers)
-    size = len(content) + len(headers or "")
+    size = len(content) + len((headers or "").encode())
     if size > max_bytes:
         raise MessageTooLarge(
             f"{type_name} is {size:,} bytes, the limit is {max_bytes:,}: store the large part "

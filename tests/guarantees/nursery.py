@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,7 +47,8 @@ class Child:
 
     def send(self, number: signal.Signals) -> None:
         if self.code is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it may go by itself
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -80,6 +82,7 @@ class Nursery:
         self._changed = threading.Condition()
         self._born: dict[int, int] = {}
         self._gone: dict[int, int] = {}
+        self._over = False
         self._cradle = _starter.submit(self._start).result()
         self._reader = threading.Thread(target=self._read, name="nursery", daemon=True)
         self._reader.start()
@@ -101,8 +104,10 @@ class Nursery:
         with self._changed:
             self._cradle.stdin.write(json.dumps(order).encode() + b"\n")
             self._cradle.stdin.flush()
-            if not self._changed.wait_for(lambda: number in self._born, 30):
+            if not self._changed.wait_for(lambda: number in self._born or self._over, 30):
                 raise TimeoutError("the cradle bears no children")
+            if self._over:
+                raise RuntimeError("the cradle died, and all children with it")
             return Child(self, self._born[number], log)
 
     def code_of(self, pid: int) -> int | None:
@@ -149,3 +154,6 @@ class Nursery:
                 elif "gone" in news:
                     self._gone[news["gone"]] = news["code"]
                 self._changed.notify_all()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()

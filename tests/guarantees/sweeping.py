@@ -55,7 +55,8 @@ def kills(points: Counter[str]) -> Iterator[Case]:
 
 def errors(points: Counter[str]) -> Iterator[Case]:
     """The first pass of every point. A run has several, where a relay lives on after each."""
-    fatal = sorted(point for point in points if point.startswith("relay."))
+    # What fails at the start ends the relay: it says so instead of trying for ever.
+    fatal = sorted(point for point in points if point.startswith(("relay.", "sql.meta_")))
     survived = sorted(points.keys() - fatal)
     groups = len(survived) if full_size() else -(-len(survived) // TOGETHER)
     for point in fatal:

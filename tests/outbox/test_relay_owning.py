@@ -85,13 +85,15 @@ async def test_a_zombie_writes_nothing_and_its_lane_is_drained_by_the_new_owner(
 
     post.broker.subscribe(slowly)
     await post.put(note("k", 1), note("k", 2))
-    zombie = asyncio.create_task(post.relay(send_timeout_seconds=2.5).run())
+    relay = post.relay(send_timeout_seconds=2.5)
+    zombie = asyncio.create_task(relay.run())
     await eventually_async(entered.is_set)
     await post.change("UPDATE {p}lane SET owner = 'thief', epoch = epoch + 1 WHERE lane = %s", LANE)
     go_on.set()
     await eventually_async(lambda: LANE in {fields["lane"] for fields in post.of("lane.lost")})
     assert post.numbers("outbox") == [1, 2]
     assert post.numbers("archive") == []
+    assert relay.tally.delivered == 0
     await post.change("UPDATE {p}lane SET owner = NULL WHERE lane = %s", LANE)
     await eventually_async(post.empty)
     assert first_by_key(post.broker.messages) == {"k": [1, 2]}

@@ -8,7 +8,7 @@ from relaying import Post, by_key, note, told
 from helpers import eventually_async
 from postroom.brokers.base import Capabilities, Outcome, Transient
 from postroom.messages import LANES, Message, lane_of
-from postroom.outbox.rules import CHUNKS, DEATHS_ALONE
+from postroom.outbox.rules import CHUNKS
 from postroom.retry import RetryPolicy
 
 pytest_plugins = ("relay_fixtures",)
@@ -96,7 +96,7 @@ async def test_suspects_of_a_small_part_go_alone_with_nothing_else_under_way(pos
 async def test_three_deaths_alone_bury_the_message(post: Post) -> None:
     post.publish(note("k", 1), note("k", 2), note("k", 3), note(KEYS[0], 4))
     where = positions(post)
-    for n in range(DEATHS_ALONE):
+    for n in range(3):
         die(post, f"dead-{n}", where[1], where[1], alone=True)
     watcher = await drain(post)
     assert [2] not in watcher.sends
@@ -110,7 +110,7 @@ async def test_three_deaths_alone_bury_the_message(post: Post) -> None:
 async def test_two_deaths_alone_bury_nothing(post: Post) -> None:
     post.publish(note("k", 1), note("k", 2))
     where = positions(post)
-    for n in range(DEATHS_ALONE - 1):
+    for n in range(2):
         die(post, f"dead-{n}", where[0], where[0], alone=True)
     await drain(post)
     assert told(post.broker.messages) == [("k", 1), ("k", 2)]
@@ -131,7 +131,7 @@ async def test_random_kills_bury_nothing(post: Post) -> None:
 async def test_a_suspect_that_is_refused_was_not_the_killer(post: Post) -> None:
     post.publish(note("k", 1))
     (where,) = positions(post)
-    for n in range(DEATHS_ALONE - 1):
+    for n in range(2):
         die(post, f"dead-{n}", where, where, alone=True)
     post.broker.fail(lambda m: True, Transient("busy", "no"))
     watcher = await drain(post, retry=RetryPolicy((0.02,)))

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 from session_tools import DRIVERS, Thing, make_engine, outbox, put, put_now
-from sqlalchemy import event, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
-from stages import Stage, Stages
 
+from doors import sqlalchemy_url
 from postroom import Draft, failpoints
 from postroom.errors import NotWritten, WouldCommitAlone, WrongCall
 from postroom.outbox import wake
+from stages import Stage, Stages
 
 
 @pytest.fixture(params=DRIVERS)
@@ -259,9 +260,9 @@ async def test_a_core_savepoint_that_the_session_does_not_know(
     await savepoint.commit()
     put(session, b"2")
     savepoint = await connection.begin_nested()
-    with pytest.raises(NotWritten, match="must not overtake them"):
+    with pytest.raises(NotWritten, match=r"end it first, use session\.begin_nested"):
         await put_now(session, b"refused")
-    with pytest.raises(NotWritten, match="must not overtake them"):
+    with pytest.raises(NotWritten, match=r"end it first, use session\.begin_nested"):
         await put_now(connection, b"refused")
     await savepoint.rollback()
     await session.commit()
@@ -356,6 +357,20 @@ async def test_hints_come_after_commits_and_never_after_rollbacks(
         await connection.execute(text("SELECT 1"))
         await connection.commit()
     assert hints == [1, 1]
+
+
+def test_a_hint_comes_after_the_commit_of_a_synchronous_session(
+    stages: Stages, hints: list[int]
+) -> None:
+    engine = create_engine(sqlalchemy_url(stages["sqlite"].url, "pysqlite"))
+    with Session(engine) as session:
+        outbox.publish(session, b"1", type="t")
+        session.rollback()
+        outbox.publish(session, b"2", type="t")
+        assert hints == []
+        session.commit()
+    engine.dispose()
+    assert hints == [1]
 
 
 # Refusals.

@@ -4,16 +4,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from doors import sqlalchemy_url
 from session_tools import DRIVERS, Thing, make_engine, outbox, put, put_now
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
-from stages import Stage, Stages
 
+from doors import sqlalchemy_url
 from postroom import Outbox
 from postroom.errors import NotWritten, SeveralBinds
+from stages import Stage, Stages
 
 JOIN_MODES = ("conditional_savepoint", "rollback_only", "create_savepoint", "control_fully")
 
@@ -121,6 +121,26 @@ async def test_what_was_published_in_an_ended_outer_transaction_is_refused(
         await outer.rollback()
     assert stage.things() == []
     assert stage.payloads() == []
+
+
+@pytest.mark.parametrize("mode", ["rollback_only", "create_savepoint"])
+async def test_a_savepoint_left_open_on_the_outer_connection(
+    engine: AsyncEngine, stage: Stage, mode: Any
+) -> None:
+    """Its rollback after the session's commit would take the message and leave the change."""
+    async with engine.connect() as outer:
+        async with AsyncSession(outer, join_transaction_mode=mode) as session:
+            session.add(Thing(name="a"))
+            await session.flush()
+            put(session, b"1")
+            savepoint = await outer.begin_nested()
+            with pytest.raises(NotWritten, match="end it first"):
+                await session.commit()
+            await savepoint.rollback()
+            await session.commit()
+        await outer.commit()
+    assert stage.things() == ["a"]
+    assert stage.payloads() == [b"1"]
 
 
 async def test_several_sessions_on_one_connection(engine: AsyncEngine, stage: Stage) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from relaying import TABLES, Post, note, on_postgres
+from relaying import TABLES, Post, note, on_postgres, several_writers
 
 from helpers import eventually_async
 from postroom.databases.database import Database, WorkerLink
@@ -189,6 +189,24 @@ async def test_a_message_already_gone_is_counted_and_not_fatal(desk: Desk, troub
     assert missing == 1
     assert desk.post.numbers("outbox") == []
     assert desk.post.numbers("archive") == ([] if troubled else [2])
+
+
+@several_writers
+@pytest.mark.parametrize("what", ["deliver", "wait", "promote"])
+async def test_an_open_publisher_keeps_no_write_waiting(desk: Desk, what: str) -> None:
+    # So many that MariaDB would rather scan the table, and lock what it meets, than use an index.
+    link = await desk.database.connect(idle_seconds=1)
+    desk.links.append(link)
+    with closing(desk.post.connect()) as tx:
+        desk.post.outbox.publish_many(tx, [note(KEY, 1), note(KEY, 1, deliver_at=LONG_AGO)])
+        desk.post.publish(*(note(KEY, n) for n in range(900)), note(KEY, 1, deliver_at=LONG_AGO))
+        fence = (await desk.take())[LANE]
+        asks = [Ask(LANE, 0, True)]
+        found = await desk.store().read(link, asks, rows=999, total_rows=999, bytes=9_000_000)
+        assert len(found[LANE]) == 900
+        await HOT[what](desk.store(), link, fence, found[LANE])
+        assert desk.post.count("outbox") == (901 if what == "promote" else 0)
+        tx.rollback()
 
 
 # ── Owning lanes ───────────────────────────────────────────────────────────────────────────────

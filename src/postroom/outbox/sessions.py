@@ -98,7 +98,7 @@ def write_now(session: Session, items: Iterable[Item], bind: Bind | None) -> Non
     state.begin(session)
     goal = state.target(session, bind)
     tray = _trays.setdefault(session, _Tray())
-    _write_queue_early(session, tray)
+    _write_queue(session, tray)
     if bind is None:
         tray.engine = goal.engine
     tray.published = True
@@ -109,7 +109,7 @@ def before_core_write(connection: Connection) -> None:
     """Before a write on a Core connection: what sessions on it have queued goes first."""
     for session in list(_guarded.get(connection, ())):
         if (tray := _trays.get(session)) is not None:
-            _write_queue_early(session, tray)
+            _write_queue(session, tray)
 
 
 def after_core_write(connection: Connection) -> None:
@@ -157,19 +157,6 @@ def _raise_alone(session: Session) -> None:
     )
 
 
-def _write_queue_early(session: Session, tray: _Tray) -> None:
-    """Write the queue before its time, unless a rollback might take it along unseen."""
-    for entry in tray.waiting():
-        connection = state.connection_of(session, entry.bind)
-        if connection is not None and state.in_foreign_savepoint(session, connection):
-            raise NotWritten(
-                "messages queued before a savepoint of connection.begin_nested() cannot be written "
-                "inside it, and this one must not overtake them: publish all of them with "
-                "`await outbox.publish_async(...)`, or use session.begin_nested()"
-            )
-    _write_queue(session, tray)
-
-
 def _write_queue(session: Session, tray: _Tray) -> None:
     """Write what is queued, in order, by one statement for each database."""
     waiting = tray.waiting()
@@ -178,6 +165,13 @@ def _write_queue(session: Session, tray: _Tray) -> None:
             raise NotWritten(
                 "the transaction or savepoint of the outer connection in which a message was "
                 "published has ended, so the commit is refused: end the session inside it"
+            )
+        connection = state.connection_of(session, entry.bind)
+        if connection is not None and state.in_foreign_savepoint(session, connection):
+            raise NotWritten(
+                "messages queued before a savepoint of connection.begin_nested() cannot be written "
+                "inside it, lest its rollback take them along: end it first, use "
+                "session.begin_nested(), or publish them with `await outbox.publish_async(...)`"
             )
     for goal in dict.fromkeys(entry.bind for entry in waiting):
         entries = [entry for entry in waiting if entry.bind is goal]
