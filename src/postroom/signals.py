@@ -17,6 +17,7 @@ Listener: TypeAlias = Callable[[str, dict[str, Any]], None]
 
 SIGNALS: dict[str, tuple[int, str]] = {
     "relay.started": (logging.INFO, "incarnation, database, brokers"),
+    "relay.failed": (logging.ERROR, "incarnation, error"),
     "relay.stopped": (logging.INFO, "incarnation, delivered"),
     "relay.unsettled": (logging.WARNING, "incarnation, lanes"),
     "lane.acquired": (logging.INFO, "lane, epoch, incarnation"),
@@ -34,6 +35,7 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "destination.unclosed": (logging.WARNING, "error"),
     "database.lost": (logging.ERROR, "error, retry_in_seconds"),
     "database.back": (logging.INFO, "incarnation"),
+    "prune.failed": (logging.WARNING, "error"),
     "archive.overflow": (logging.ERROR, "count"),
     "notify.lost": (logging.WARNING, "error"),
 }
@@ -48,7 +50,9 @@ def emit(name: str, /, **fields: Any) -> None:
     """Tell every listener, and the log, that something happened."""
     level = SIGNALS[name][0]
     if _log.isEnabledFor(level):
+        # One line, whatever somebody else's error text holds.
         text = " ".join(f"{key}={value}" for key, value in fields.items())
+        text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
         _log.log(level, "%s %s", name, text, extra={"postroom": {"signal": name, **fields}})
     for listener in _listeners:
         try:
@@ -63,18 +67,21 @@ def listen(listener: Listener) -> Callable[[], None]:
     return lambda: _listeners.remove(listener) if listener in _listeners else None
 
 
-# Up to the last @ before the path: a password may hold one itself.
-_USERINFO = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<who>[^/\s?#]*)@")
+# Up to the last @ of the word: a password may hold one itself, or a slash.
+_USERINFO = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<who>[^\s'\"<>,]*)@")
 _OPTION = re.compile(
-    r"(?i)\b(?P<name>password|passwd|passfile|pwd|secret|token|api_?key|sslpassword)"
-    r"(?P<sep>\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)"
+    r"(?i)(?P<name>[\w-]*(?:passw(?:or)?d|passfile|pwd|secret|token|api[-_]?key|access[-_]?key)[\w-]*)"
+    r"(?P<sep>['\"]?\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)"
 )
+_BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.+/=~-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 _DATABASES = ("postgres", "mysql", "mariadb", "sqlite")
 
 
 def redact(text: str) -> str:
     """The text without passwords and tokens: in URLs, in options and in query strings."""
-    return _OPTION.sub(r"\g<name>\g<sep>***", _USERINFO.sub(_hide, text))
+    text = _OPTION.sub(r"\g<name>\g<sep>***", _USERINFO.sub(_hide, text))
+    return _BEARER.sub(r"\g<kind> ***", text)
 
 
 def _hide(match: re.Match[str]) -> str:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from doors import sqlalchemy_url
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import NullPool
-from stages import Stage
 
+from doors import sqlalchemy_url
 from postroom import Outbox
+from stages import Stage
 
 DRIVERS = {
     "asyncpg": "postgresql",

@@ -6,11 +6,10 @@ import json
 import os
 from collections.abc import AsyncIterator
 
-import doors
 import pytest
-from doors import AIOMYSQL_DOORS, AIOMYSQL_WORKS, DOORS, Door, Open
-from stages import Stage, Stages
 
+import doors
+from doors import AIOMYSQL_DOORS, AIOMYSQL_WORKS, DOORS, Door, Open
 from postroom import Draft, Outbox, Published
 from postroom.databases.kinds import KINDS
 from postroom.errors import (
@@ -23,6 +22,7 @@ from postroom.errors import (
     WrongCall,
 )
 from postroom.messages import lane_of
+from stages import Stage, Stages
 
 MOMENT = dt.datetime(2031, 3, 30, 1, 59, 59, 999_999, tzinfo=dt.UTC)
 MOMENT_US = 1_932_602_399_999_999

@@ -12,10 +12,10 @@ from typing import Any
 
 import psycopg.errors
 import pytest
-from doors import DOORS, Door, Open
-from stages import Stage, Stages
 
+from doors import DOORS, Door, Open
 from postroom import Draft, Outbox, Published
+from stages import Stage, Stages
 
 outbox = Outbox()
 BLOCKED_SECONDS = 0.3

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from session_tools import DRIVERS, Thing, make_engine, put, put_now
 from sqlalchemy.ext.asyncio import AsyncSession
+
 from stages import Stages
 
 STEPS = st.sampled_from(

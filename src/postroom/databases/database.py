@@ -35,10 +35,13 @@ _SETUP = {
         "SET idle_in_transaction_session_timeout = {idle_ms}",
         "SET default_transaction_isolation = 'read committed'",
         "SET jit = off",
+        # Our reads go by index and stop early; a scan that looks cheaper today is not tomorrow.
+        "SET enable_seqscan = off",
+        "SET enable_bitmapscan = off",
     ),
     "mysql": (
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-        "SET SESSION idle_transaction_timeout = {idle_s}, innodb_lock_wait_timeout = {idle_s}",
+        "SET SESSION idle_transaction_timeout = {idle_s}, innodb_lock_wait_timeout = {wait_s}",
     ),
     # No server ends anybody's transaction here: this is how long we queue for the file's one lock,
     # which eager writers can keep from us for a while.
@@ -125,6 +128,8 @@ class WorkerLink:
         times = {
             "idle_ms": idle_ms,
             "idle_s": max(1, idle_ms // 1000),
+            # Longer than a frozen neighbour can keep its locks.
+            "wait_s": max(1, idle_ms // 1000) + 2,
             "patience_ms": int(self.database.timeout_seconds * 900),
         }
         for command in _SETUP[self.dialect]:

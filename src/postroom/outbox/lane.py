@@ -42,7 +42,8 @@ from postroom.outbox.together import Budget, Gate, Pulse
 __all__ = ["Desk", "Lane", "LaneLost", "Tally"]
 
 HELD_LOOK_SECONDS = 0.05
-RUN_KEYS = 100
+RUN_SECONDS = 0.25
+TROUBLES = 250
 FLUSH_SECONDS = 0.25
 
 
@@ -157,10 +158,14 @@ class Lane:
             return False
         heads = _Batch(self, due, from_held=True)
         worked = await heads.work()
-        # What waited behind a head that went through goes right after it, many at a time.
-        for head in [m for m in heads.delivered if m.key is not None][:RUN_KEYS]:
+        # What waited behind a head that went through goes right after it, many at a time, but not
+        # for so long that the other keys of the lane would notice.
+        until = time.monotonic() + RUN_SECONDS
+        for head in [m for m in heads.delivered if m.key is not None]:
+            if time.monotonic() >= until:
+                break
             run = await self.desk.held_run(head)
-            while run and not self.stopping:
+            while run and not self.stopping and time.monotonic() < until:
                 behind = _Batch(self, run, from_held=True)
                 await behind.work()
                 if len(behind.delivered) < len(run):
@@ -195,7 +200,8 @@ class Lane:
         """Say what is about to be sent."""
         batch = self.desk.next_batch()
         positions = [message.position for message in messages]
-        entry = Entry(self.fence, batch, min(positions), max(positions), len(positions), alone)
+        lo, hi, held = min(positions), max(positions), bool(messages[0].held)
+        entry = Entry(self.fence, batch, lo, hi, len(positions), alone, held)
         if not await self.desk.journal(entry):
             raise LaneLost(f"lane {self.fence.lane} has another owner")
         return batch
@@ -322,9 +328,12 @@ class _Batch:
                 self._keep_waiting(followers)
             else:
                 self._stopped.discard(message.order)
-        elif isinstance(answer, Down) and not self.desk.sender.all_down():
+        elif isinstance(answer, Down) and (
+            answer.scope == "topic" or not self.desk.sender.all_down()
+        ):
             self._change.later += [message, *followers]
-            self._change.later_seconds = self.desk.sender.later_seconds()
+            wait = self.desk.sender.later_seconds(message)
+            self._change.later_seconds = max(self._change.later_seconds, wait)
             self._dirty = True
         else:
             assert isinstance(answer, Down | Unsent)
@@ -409,7 +418,8 @@ class _Batch:
             return
         self._change, self._dirty = self._new_change(), False
         self._flushed_at = time.monotonic()
-        await self.lane.settle(change)
+        for piece in change.pieces(TROUBLES):
+            await self.lane.settle(piece)
         self.delivered += change.delivered
         self.desk.tally.delivered += len(change.delivered)
         if change.delivered:

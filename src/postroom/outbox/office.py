@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from postroom import failpoints, signals
 from postroom.databases.database import DatabaseLost, WorkerLink
@@ -28,13 +28,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Office"]
 
+T = TypeVar("T")
+
 SCHEMA_VERSION = 1
 KIND = "relay"
+PRUNE_ROWS = 5000
+PRUNE_ROUNDS = 100
 
 
 async def _pause(stopping: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stopping.wait(), seconds)
+
+
+async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """Let a statement on a shared link end by itself, though the lane that asked is cancelled: a
+    statement cut short would take the link from all the others."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
 
 
 class Office:
@@ -81,6 +93,7 @@ class Office:
         self._reader, self._writer, self._control, self._house = self._links
         await self._check_schema()
         await self._check_routes()
+        await self._control.query(ROOM, "journal_clear_all", owner=self.owner)
         keep = str(int(self.settings.keep_delivered_seconds))
         await self._control.query(ROOM, "meta_write", item="keep_delivered_seconds", value=keep)
 
@@ -214,6 +227,10 @@ class Office:
                 lane.paused = bool(paused)
             elif not lane.over:
                 await self._drop(number, "another relay took it over")
+        # Left from before a reconnect: renewed for ever and worked by nobody, unless given back.
+        stray = [Fence(lane, epoch) for lane, epoch, _ in rows if lane not in self._lanes]
+        if stray:
+            await self._release(stray)
 
     async def _share(self) -> None:
         lease_us = int(self.settings.lease_seconds * 1e6)
@@ -295,11 +312,9 @@ class Office:
 
     async def _release(self, fences: Sequence[Fence]) -> None:
         failpoints.hit("relay.release.before")
-        await self._control.query(
-            ROOM,
-            "lanes_release",
-            owner=self.owner,
-            fence_list=[fence.number for fence in fences],
+        numbers = [fence.number for fence in fences]
+        await _undisturbed(
+            self._control.query(ROOM, "lanes_release", owner=self.owner, fence_list=numbers)
         )
         failpoints.hit("relay.release.after")
 
@@ -320,30 +335,48 @@ class Office:
         if self._lanes:
             signals.emit("relay.unsettled", incarnation=self.owner, lanes=sorted(self._lanes))
         with contextlib.suppress(DatabaseLost):
+            await self._control.query(ROOM, "journal_clear_all", owner=self.owner)
             await self._control.query(ROOM, "worker_gone", incarnation=self.owner)
 
     # ── keeping house ──────────────────────────────────────────────────────────────────────────
 
     async def _keep_house(self, stopping: asyncio.Event) -> None:
         """Promote what has become due, and prune what is finished and old."""
-        prune_at = 0.0
+        prune_at = time.monotonic()
         while not stopping.is_set():
             fences = [lane.fence for lane, _ in self._lanes.values()]
             if fences and await self._store.promote(self._house, fences, self.batch_rows):
                 self.pulse.hint()
                 continue
             if time.monotonic() >= prune_at:
-                await self._prune()
                 prune_at = time.monotonic() + 60
+                await self._prune_or_say(stopping)
             await _pause(stopping, min(0.5, self.settings.poll_max_seconds))
 
-    async def _prune(self) -> None:
-        settings, rows = self.settings, 5000
-        ask = self._house.query
+    async def _prune_or_say(self, stopping: asyncio.Event) -> None:
+        """A prune that fails is said, and tried again later: it must not keep messages waiting."""
+        try:
+            await self._prune(stopping)
+        except DatabaseLost as error:
+            signals.emit("prune.failed", error=str(self.relay.database.explain(error)))
+            self._links.remove(self._house)
+            idle = self.settings.lease_seconds / 3
+            self._house = await self.relay.database.connect(idle_seconds=idle)
+            self._links.append(self._house)
+
+    async def _prune(self, stopping: asyncio.Event) -> None:
+        settings, ask = self.settings, self._house.query
         await ask(ROOM, "archive_days")
-        await ask(ROOM, "prune_archive", keep_seconds=int(settings.keep_delivered_seconds))
-        await ask(ROOM, "prune_dedup", keep_seconds=int(settings.keep_dedup_seconds), rows=rows)
-        await ask(ROOM, "prune_dead", keep_seconds=int(settings.keep_dead_seconds), rows=rows)
+        for name, keep in (
+            ("prune_archive", settings.keep_delivered_seconds),
+            ("prune_overflow", settings.keep_delivered_seconds),
+            ("prune_dedup", settings.keep_dedup_seconds),
+            ("prune_dead", settings.keep_dead_seconds),
+        ):
+            for _ in range(PRUNE_ROUNDS):
+                ((gone,),) = await ask(ROOM, name, keep_seconds=int(keep), rows=PRUNE_ROWS)
+                if not gone or stopping.is_set():
+                    break
         await ask(ROOM, "workers_forget")
         ((overflow,),) = await ask(ROOM, "archive_overflow")
         if overflow:
@@ -383,20 +416,20 @@ class Office:
 
     async def held_due(self, lane: int) -> list[Message]:
         rows, size = self.batch_rows // 4 or 1, self.batch_bytes // 4
-        return await self._store.held_due(self._reader, lane, rows=rows, bytes=size)
+        return await _undisturbed(self._store.held_due(self._reader, lane, rows=rows, bytes=size))
 
     async def held_run(self, head: Message) -> list[Message]:
         rows, size = self.batch_rows // 4 or 1, self.batch_bytes // 4
-        return await self._store.held_run(self._reader, head, rows=rows, bytes=size)
+        return await _undisturbed(self._store.held_run(self._reader, head, rows=rows, bytes=size))
 
     async def held_any(self, lane: int) -> bool:
-        return bool(await self._reader.query(ROOM, "held_any", lane=lane))
+        return bool(await _undisturbed(self._reader.query(ROOM, "held_any", lane=lane)))
 
     async def load(self, lane: int) -> tuple[list[Leftover], bool]:
-        return await self._store.load_lane(self._writer, lane)
+        return await _undisturbed(self._store.load_lane(self._writer, lane))
 
     async def forget(self, lane: int) -> list[Leftover]:
-        return await self._store.forget_journal(self._writer, lane)
+        return await _undisturbed(self._store.forget_journal(self._writer, lane))
 
     def next_batch(self) -> int:
         self._batch += 1
@@ -437,7 +470,14 @@ class Office:
         return [entry.fence.lane in mine for entry in entries]
 
     async def _serve_settles(self, changes: Sequence[Change]) -> list[bool]:
-        mine, missing = await self._store.settle(self._writer, changes)
-        if missing:
-            signals.emit("message.missing", lane=sorted(mine), count=missing)
-        return [change.fence.lane in mine for change in changes]
+        """What went well in one statement for all lanes, each trouble in a transaction of its own,
+        so that none grows longer than the lease."""
+        plain = [change for change in changes if change.plain]
+        groups = [plain] if plain else []
+        ours: set[int] = set()
+        for group in groups + [[change] for change in changes if not change.plain]:
+            mine, missing = await self._store.settle(self._writer, group)
+            ours |= mine
+            if missing:
+                signals.emit("message.missing", lane=sorted(mine), count=missing)
+        return [change.fence.lane in ours for change in changes]

@@ -92,23 +92,25 @@ SELECT m.lane, m.position, m.id, m.topic, m.`key`, m.type, m.aggregate_type, m.a
  ORDER BY m.position
 
 -- name: journal_read
-SELECT incarnation, batch, lo, hi, messages, alone FROM postroom_lane_batch
+SELECT incarnation, batch, lo, hi, messages, alone, held FROM postroom_lane_batch
  WHERE lane = :lane ORDER BY lo, incarnation, batch
 
 -- name: fence
+-- By primary key, or the rows of every other relay's lanes would be waited for too.
 SELECT lane FROM postroom_lane
- WHERE owner = :owner AND epoch * 16 + lane IN :fence_list
+ WHERE lane IN :lane_list AND owner = :owner AND epoch * 16 + lane IN :fence_list
  ORDER BY lane LOCK IN SHARE MODE
 
 -- name: journal_write
 SELECT lane FROM postroom_lane
- WHERE owner = :owner AND epoch * 16 + lane IN :fence_list
+ WHERE lane IN :lane_list AND owner = :owner AND epoch * 16 + lane IN :fence_list
  ORDER BY lane LOCK IN SHARE MODE;
-INSERT INTO postroom_lane_batch (lane, incarnation, batch, lo, hi, messages, alone)
-SELECT w.lane, :owner, w.batch, w.lo, w.hi, w.messages, w.alone
+INSERT INTO postroom_lane_batch (lane, incarnation, batch, lo, hi, messages, alone, held)
+SELECT w.lane, :owner, w.batch, w.lo, w.hi, w.messages, w.alone, w.held
   FROM JSON_TABLE(:entries, '$[*]' COLUMNS (
            lane INT PATH '$.lane', batch BIGINT PATH '$.batch', lo BIGINT PATH '$.lo',
-           hi BIGINT PATH '$.hi', messages INT PATH '$.messages', alone INT PATH '$.alone')) w
+           hi BIGINT PATH '$.hi', messages INT PATH '$.messages', alone INT PATH '$.alone',
+           held INT PATH '$.held')) w
  WHERE w.lane IN (
        SELECT l.lane FROM postroom_lane l
         WHERE l.owner = :owner AND l.epoch * 16 + l.lane IN :fence_list);
@@ -176,11 +178,11 @@ UPDATE postroom_held
 
 -- name: heads_arm
 UPDATE postroom_held h
-  JOIN (SELECT w.lane, (SELECT f.position FROM postroom_held f
+  JOIN (SELECT w.lane, (SELECT MIN(f.position) FROM postroom_held f FORCE INDEX (held_key)
                          WHERE f.lane = w.lane
                            AND f.topic = CONVERT(w.topic USING utf8mb4) COLLATE utf8mb4_nopad_bin
                            AND f.`key` = CONVERT(w.`key` USING utf8mb4) COLLATE utf8mb4_nopad_bin
-                         ORDER BY f.position LIMIT 1) AS position
+                       ) AS position
           FROM JSON_TABLE(:keys, '$[*]' COLUMNS (
                lane INT PATH '$.lane', topic VARCHAR(255) PATH '$.topic',
                `key` VARCHAR(255) PATH '$.key')) w) first
@@ -253,14 +255,20 @@ SELECT 0
 
 -- name: prune_archive
 DELETE FROM postroom_archive
- WHERE day < DATE(UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND) LIMIT 10000
+ WHERE day < DATE(UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND) LIMIT :rows;
+SELECT ROW_COUNT();
 
 -- name: prune_dedup
 DELETE FROM postroom_dedup WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
- ORDER BY created_at LIMIT :rows
+ ORDER BY created_at LIMIT :rows;
+SELECT ROW_COUNT();
 
 -- name: prune_dead
 DELETE FROM postroom_dead_letter
  WHERE state IN ('resolved', 'discarded')
    AND died_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
- LIMIT :rows
+ LIMIT :rows;
+SELECT ROW_COUNT();
+
+-- name: prune_overflow
+SELECT 0

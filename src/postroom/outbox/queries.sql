@@ -65,14 +65,15 @@ SELECT l.lane FROM postroom.lane l
 -- name: read_lanes
 -- only: postgresql
 -- One index scan for each lane past its safe watermark. Each lane may fill the whole read; the
--- running size bounds it by bytes, but the first row always comes.
+-- running size bounds it by bytes, but the first row always comes. The held key is looked up with
+-- LIMIT 1, or all of held might be hashed for each read.
 SELECT m.lane, m.position, CAST(m.id AS text), m.topic, m.key, m.type, m.aggregate_type,
        m.aggregate_id, m.content_type, m.headers, m.payload, m.size, m.redrives,
        CAST(extract(epoch FROM m.created_at) * 1000000 AS bigint),
        CAST(coalesce(m.expires_at <= clock_timestamp(), false) AS int),
-       CASE WHEN m.probe = 1 AND EXISTS (
+       CASE WHEN m.probe = 1 THEN coalesce((
            SELECT 1 FROM postroom.held h
-            WHERE h.lane = m.lane AND h.topic = m.topic AND h.key = m.key) THEN 1 ELSE 0 END,
+            WHERE h.lane = m.lane AND h.topic = m.topic AND h.key = m.key LIMIT 1), 0) ELSE 0 END,
        0, CAST(NULL AS text)
   FROM (SELECT o.*, w.probe, sum(o.size) OVER (ROWS UNBOUNDED PRECEDING) AS running
           FROM unnest(CAST(CAST(:lane_list AS text) AS int[]),
@@ -95,7 +96,8 @@ SELECT DISTINCT virtualtransaction FROM pg_locks
    AND mode = 'RowExclusiveLock' AND granted AND pid IS DISTINCT FROM pg_backend_pid()
 
 -- name: held_due
--- The heads of held keys whose time has come.
+-- The heads of held keys whose time has come. statement_timestamp, since an index cannot be asked
+-- for clock_timestamp, which changes from row to row.
 SELECT m.lane, m.position, CAST(m.id AS text), m.topic, m.key, m.type, m.aggregate_type,
        m.aggregate_id, m.content_type, m.headers, m.payload, m.size, m.redrives,
        CAST(extract(epoch FROM m.created_at) * 1000000 AS bigint),
@@ -103,7 +105,7 @@ SELECT m.lane, m.position, CAST(m.id AS text), m.topic, m.key, m.type, m.aggrega
        1, m.attempts, m.history
   FROM (SELECT h.*, sum(h.size) OVER (ORDER BY h.next_attempt_at, h.position) AS running
           FROM (SELECT * FROM postroom.held
-                 WHERE lane = :lane AND next_attempt_at <= clock_timestamp()
+                 WHERE lane = :lane AND next_attempt_at <= statement_timestamp()
                  ORDER BY next_attempt_at, position LIMIT CAST(:rows AS bigint)) h) m
  WHERE m.running - m.size < CAST(:bytes AS bigint)
  ORDER BY m.position
@@ -127,7 +129,8 @@ SELECT m.lane, m.position, CAST(m.id AS text), m.topic, m.key, m.type, m.aggrega
 SELECT 1 FROM postroom.held WHERE lane = :lane LIMIT 1
 
 -- name: journal_read
-SELECT incarnation, batch, lo, hi, messages, CAST(alone AS int) FROM postroom.lane_batch
+SELECT incarnation, batch, lo, hi, messages, CAST(alone AS int), CAST(held AS int)
+  FROM postroom.lane_batch
  WHERE lane = :lane ORDER BY lo, incarnation, batch
 
 -- name: journal_write
@@ -138,10 +141,10 @@ WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
      WHERE owner = :owner AND epoch * 16 + lane = ANY(CAST(CAST(:fence_list AS text) AS bigint[]))
      ORDER BY lane FOR SHARE OF lane
 )
-INSERT INTO postroom.lane_batch (lane, incarnation, batch, lo, hi, messages, alone)
-SELECT w.lane, CAST(:owner AS text), w.batch, w.lo, w.hi, w.messages, w.alone = 1
+INSERT INTO postroom.lane_batch (lane, incarnation, batch, lo, hi, messages, alone, held)
+SELECT w.lane, CAST(:owner AS text), w.batch, w.lo, w.hi, w.messages, w.alone = 1, w.held = 1
   FROM jsonb_to_recordset(CAST(CAST(:entries AS text) AS jsonb))
-       AS w(lane int, batch bigint, lo bigint, hi bigint, messages int, alone int)
+       AS w(lane int, batch bigint, lo bigint, hi bigint, messages int, alone int, held int)
   JOIN mine ON mine.lane = w.lane
 RETURNING lane
 
@@ -149,6 +152,10 @@ RETURNING lane
 DELETE FROM postroom.lane_batch
  WHERE incarnation = :owner AND lane = ANY(CAST(CAST(:lane_list AS text) AS int[]))
    AND batch = ANY(CAST(CAST(:batch_list AS text) AS bigint[]))
+
+-- name: journal_clear_all
+-- Of a relay that ends in good order: nobody died.
+DELETE FROM postroom.lane_batch WHERE incarnation = :owner
 
 -- name: journal_clear_own
 -- Left by this very process, which lived on: nobody is suspect for them.
@@ -163,10 +170,12 @@ DELETE FROM postroom.lane_batch
 -- A dead relay's batches of which no message is left.
 SELECT b.incarnation, b.batch FROM postroom.lane_batch b
  WHERE b.lane = :lane AND b.incarnation <> :owner
-   AND NOT EXISTS (SELECT 1 FROM postroom.outbox o
-                    WHERE o.lane = b.lane AND o.position BETWEEN b.lo AND b.hi)
-   AND NOT EXISTS (SELECT 1 FROM postroom.held h
-                    WHERE h.lane = b.lane AND h.position BETWEEN b.lo AND b.hi)
+   AND (b.held OR NOT EXISTS (
+        SELECT 1 FROM postroom.outbox o
+         WHERE o.lane = b.lane AND o.position BETWEEN b.lo AND b.hi))
+   AND (NOT b.held OR NOT EXISTS (
+        SELECT 1 FROM postroom.held h
+         WHERE h.lane = b.lane AND h.position BETWEEN b.lo AND b.hi AND NOT h.blocked))
 
 -- name: journal_drop
 DELETE FROM postroom.lane_batch
@@ -344,7 +353,7 @@ UPDATE postroom.dead_letter SET state = 'resolved', ended_at = clock_timestamp()
 -- name: delayed_due
 -- Which delayed messages of a lane have become due, in their order.
 SELECT lane, CAST(deliver_at AS text), CAST(id AS text) FROM postroom.delayed
- WHERE lane = :lane AND deliver_at <= clock_timestamp()
+ WHERE lane = :lane AND deliver_at <= statement_timestamp()
  ORDER BY deliver_at, id LIMIT CAST(:rows AS bigint)
 
 -- name: promote
@@ -371,16 +380,32 @@ SELECT count(*) FROM (SELECT 1 FROM postroom.archive_overflow LIMIT 1000) o
 -- name: prune_archive
 SELECT postroom.drop_archive_days(CAST(:keep_seconds AS bigint))
 
+-- name: prune_overflow
+WITH gone AS (
+DELETE FROM postroom.archive_overflow WHERE (id, day) IN (
+    SELECT id, day FROM postroom.archive_overflow
+     WHERE day < CAST(now() AT TIME ZONE 'UTC' AS date)
+               - CAST(CAST(:keep_seconds AS bigint) / 86400 AS int)
+     LIMIT CAST(:rows AS bigint))
+RETURNING 1)
+SELECT count(*) FROM gone
+
 -- name: prune_dedup
+WITH gone AS (
 DELETE FROM postroom.dedup WHERE dedup_key IN (
     SELECT dedup_key FROM postroom.dedup
-     WHERE created_at < clock_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+     WHERE created_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
      ORDER BY created_at LIMIT CAST(:rows AS bigint))
+RETURNING 1)
+SELECT count(*) FROM gone
 
 -- name: prune_dead
 -- Only what a person has decided on, or what ended by itself.
+WITH gone AS (
 DELETE FROM postroom.dead_letter WHERE (source, id) IN (
     SELECT source, id FROM postroom.dead_letter
      WHERE state IN ('resolved', 'discarded')
-       AND died_at < clock_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+       AND died_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
      ORDER BY died_at LIMIT CAST(:rows AS bigint))
+RETURNING 1)
+SELECT count(*) FROM gone

@@ -86,7 +86,7 @@ SELECT m.lane, m.position, m.id, m.topic, m.key, m.type, m.aggregate_type, m.agg
  ORDER BY m.position
 
 -- name: journal_read
-SELECT incarnation, batch, lo, hi, messages, alone FROM postroom_lane_batch
+SELECT incarnation, batch, lo, hi, messages, alone, held FROM postroom_lane_batch
  WHERE lane = :lane ORDER BY lo, incarnation, batch
 
 -- name: fence
@@ -98,10 +98,11 @@ SELECT lane FROM postroom_lane
 SELECT lane FROM postroom_lane
  WHERE owner = :owner AND epoch * 16 + lane IN (SELECT value FROM json_each(:fence_list))
  ORDER BY lane;
-INSERT INTO postroom_lane_batch (lane, incarnation, batch, lo, hi, messages, alone)
+INSERT INTO postroom_lane_batch (lane, incarnation, batch, lo, hi, messages, alone, held)
 SELECT json_extract(w.value, '$.lane'), :owner, json_extract(w.value, '$.batch'),
        json_extract(w.value, '$.lo'), json_extract(w.value, '$.hi'),
-       json_extract(w.value, '$.messages'), json_extract(w.value, '$.alone')
+       json_extract(w.value, '$.messages'), json_extract(w.value, '$.alone'),
+       json_extract(w.value, '$.held')
   FROM json_each(:entries) w
  WHERE json_extract(w.value, '$.lane') IN (
        SELECT l.lane FROM postroom_lane l
@@ -223,16 +224,17 @@ INSERT INTO postroom_outbox (lane, id, topic, key, type, aggregate_type, aggrega
 SELECT d.lane, d.id, d.topic, d.key, d.type, d.aggregate_type, d.aggregate_id, d.content_type,
        d.headers, d.payload, d.size, d.created_at, d.expires_at
   FROM json_each(:entries) w
-  JOIN postroom_delayed d
+ CROSS JOIN postroom_delayed d
     ON d.lane = json_extract(w.value, '$.lane')
    AND d.deliver_at = json_extract(w.value, '$.deliver_at')
    AND d.id = json_extract(w.value, '$.id')
  ORDER BY d.deliver_at, d.id;
-DELETE FROM postroom_delayed WHERE EXISTS (
-    SELECT 1 FROM json_each(:entries) w
-     WHERE postroom_delayed.lane = json_extract(w.value, '$.lane')
-       AND postroom_delayed.deliver_at = json_extract(w.value, '$.deliver_at')
-       AND postroom_delayed.id = json_extract(w.value, '$.id'));
+DELETE FROM postroom_delayed WHERE rowid IN (
+    SELECT d.rowid FROM json_each(:entries) w
+     CROSS JOIN postroom_delayed d
+     WHERE d.lane = json_extract(w.value, '$.lane')
+       AND d.deliver_at = json_extract(w.value, '$.deliver_at')
+       AND d.id = json_extract(w.value, '$.id'));
 
 -- name: archive_days
 SELECT 0
@@ -243,17 +245,23 @@ SELECT 0
 -- name: prune_archive
 DELETE FROM postroom_archive WHERE rowid IN (
     SELECT rowid FROM postroom_archive
-     WHERE day < date('now', '-' || :keep_seconds || ' seconds') LIMIT 10000)
+     WHERE day < date('now', '-' || :keep_seconds || ' seconds') LIMIT :rows);
+SELECT changes();
 
 -- name: prune_dedup
 DELETE FROM postroom_dedup WHERE dedup_key IN (
     SELECT dedup_key FROM postroom_dedup
      WHERE created_at < NOW_US - :keep_seconds * 1000000
-     ORDER BY created_at LIMIT :rows)
+     ORDER BY created_at LIMIT :rows);
+SELECT changes();
 
 -- name: prune_dead
 DELETE FROM postroom_dead_letter WHERE (source, id) IN (
     SELECT source, id FROM postroom_dead_letter
      WHERE state IN ('resolved', 'discarded')
        AND died_at < NOW_US - :keep_seconds * 1000000
-     ORDER BY died_at LIMIT :rows)
+     ORDER BY died_at LIMIT :rows);
+SELECT changes();
+
+-- name: prune_overflow
+SELECT 0

@@ -25,7 +25,7 @@ from postroom import signals
 from postroom.brokers.base import Broker, BrokerOptions, open_broker
 from postroom.config import RelaySettings, Routes
 from postroom.databases.database import Database, DatabaseLost
-from postroom.errors import ConfigurationError, PostroomError, SchemaError
+from postroom.errors import ConfigurationError, PostroomError, RoutingChanged, SchemaError
 from postroom.outbox.lane import Tally
 from postroom.outbox.office import Office
 from postroom.outbox.sending import Sender
@@ -186,7 +186,8 @@ class Relay:
                 return Office(self)
             try:
                 office = await self._open()
-            except (ConfigurationError, SchemaError):
+            except (RoutingChanged, SchemaError) as final:
+                signals.emit("relay.failed", incarnation=self.owner, error=str(final))
                 raise
             except PostroomError as again:
                 cause, failures = again, failures + 1

@@ -36,6 +36,7 @@ __all__ = [
     "fair_share",
     "fence_number",
     "segments",
+    "storable",
     "verdict",
     "waves",
 ]
@@ -44,6 +45,7 @@ DEATHS_ALONE = 3
 CHUNKS = 32
 HISTORY_ENTRIES = 50
 ERROR_CHARACTERS = 2000
+CODE_CHARACTERS = 200
 
 
 # ── What becomes of a message ──────────────────────────────────────────────────────────────────
@@ -91,22 +93,28 @@ SETTLED = Settled()
 UNSENT = Unsent()
 
 
+def storable(text: str, limit: int = ERROR_CHARACTERS) -> str:
+    """Somebody else's text as every database takes it: no NUL, no lone surrogates, not too long."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\\0")[:limit]
+
+
 def verdict(
     outcome: Outcome, message: Message, policy: RetryPolicy, random: Callable[[], float]
 ) -> Verdict:
     """What the outcome of a send means for its message."""
     if isinstance(outcome, Delivered):
         return SETTLED
+    code, text = storable(outcome.code, CODE_CHARACTERS), storable(outcome.text)
     if isinstance(outcome, Permanent):
-        return Bury(outcome.code, outcome.text)
+        return Bury(code, text)
     if outcome.down is not None:
-        return Down(outcome.down, outcome.code, outcome.text)
+        return Down(outcome.down, code, text)
     wish = outcome.retry_after_seconds if isinstance(outcome, Transient) else None
     delay = policy.delay_after(message.attempts + 1, retry_after_seconds=wish, random=random)
     if delay is None:
         unknown = isinstance(outcome, Unknown)
-        return Bury(outcome.code, f"{'outcome unknown: ' if unknown else ''}{outcome.text}")
-    return Hold(delay, outcome.code, outcome.text)
+        return Bury(code, f"{'outcome unknown: ' if unknown else ''}{text}")
+    return Hold(delay, code, text)
 
 
 def add_history(
@@ -223,12 +231,14 @@ def fair_share(workers: Sequence[str], me: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What a dead relay was sending: positions lo to hi of a lane, so many messages."""
+    """What a dead relay was sending: so many messages between two positions of a lane, all of them
+    from the outbox or all of them held."""
 
     lo: int
     hi: int
     messages: int
     alone: bool
+    held: bool = False
 
 
 @dataclass(slots=True)
@@ -250,7 +260,7 @@ def segments(batch: Sequence[Message], leftovers: Sequence[Leftover]) -> list[Se
     """
     result: list[Segment] = []
     for message in batch:
-        chunk, alone, deaths = _suspicion(message.position, leftovers)
+        chunk, alone, deaths = _suspicion(message, leftovers)
         last = result[-1] if result else None
         fits = last is not None and not alone and last.chunk == chunk
         if not fits or (chunk and len(result[-1].messages) >= chunk):
@@ -259,11 +269,11 @@ def segments(batch: Sequence[Message], leftovers: Sequence[Leftover]) -> list[Se
     return result
 
 
-def _suspicion(position: int, leftovers: Sequence[Leftover]) -> tuple[int, bool, int]:
+def _suspicion(message: Message, leftovers: Sequence[Leftover]) -> tuple[int, bool, int]:
     """Largest part this message may be sent in (0: any), whether alone, and its deaths alone."""
     chunk, deaths = 0, 0
     for left in leftovers:
-        if left.lo <= position <= left.hi:
+        if left.lo <= message.position <= left.hi and left.held == bool(message.held):
             part = max(1, left.messages // CHUNKS)
             chunk = min(chunk or part, part)
             deaths += left.alone
@@ -291,15 +301,19 @@ class Breaker:
     allowance: int | None = None
     probing: bool = False
 
-    def admits(self, now: float) -> int | None:
+    def room(self, now: float) -> int | None:
         """How many messages may be sent now; None: any number."""
         if self.retry_at is None:
             return self.allowance
-        if now < self.retry_at:
-            return 0
-        # One probe at a time; should its outcome never be told, another may go later.
-        self.retry_at, self.probing = now + self.probe_seconds, True
-        return 1
+        return 0 if now < self.retry_at else 1
+
+    def admits(self, now: float) -> int | None:
+        """As `room`, for messages that are sent now. One probe at a time; should its outcome never
+        be told, another may go later."""
+        room = self.room(now)
+        if room and self.retry_at is not None:
+            self.retry_at, self.probing = now + self.probe_seconds, True
+        return room
 
     def is_open(self, now: float) -> bool:
         """Whether it is known to be down, and not yet time to try."""

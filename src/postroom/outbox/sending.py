@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from postroom import failpoints, signals
-from postroom.brokers.base import Broker, BrokerOptions, CanLookUp, Outcome, Scope, Unknown
+from postroom.brokers.base import Broker, BrokerOptions, CanLookUp, Outcome, Unknown
 from postroom.config import Routes
 from postroom.messages import Message
 from postroom.outbox.rules import UNSENT, Breaker, Down, Settled, Verdict, verdict
@@ -58,24 +58,19 @@ class Sender:
         )
 
     def retry_in(self) -> float:
-        """Seconds until some destination may be tried again."""
+        """Seconds until some broker may be tried again, when all are down."""
         now = self._clock()
-        times = [b.retry_at - now for b in self._breakers.values() if b.retry_at is not None]
+        breakers = [self._breakers.get(url) for url in self._brokers]
+        times = [b.retry_at - now for b in breakers if b is not None and b.retry_at is not None]
         return max(0.01, min(times, default=0.01))
 
-    def closed_to(self, message: Message) -> Down | None:
-        """The reason why this message cannot be tried now, if there is one."""
+    def later_seconds(self, message: Message) -> float:
+        """How long a message of a destination that is down waits before it is looked at again."""
         now = self._clock()
-        for name in (self._url(message.topic) or "", _topic(message.topic)):
-            breaker = self._breakers.get(name)
-            if breaker is not None and breaker.is_open(now):
-                scope: Scope = "topic" if name.startswith("topic ") else "broker"
-                return Down(scope, breaker.code, breaker.text)
-        return None
-
-    def later_seconds(self) -> float:
-        """How long messages of a destination that is down wait before they are looked at again."""
-        return min(max(self.retry_in(), 0.2) * (1 + self._random()), 60.0)
+        names = (self._url(message.topic) or "", _topic(message.topic))
+        breakers = [self._breakers.get(name) for name in names]
+        times = [b.retry_at - now for b in breakers if b is not None and b.retry_at is not None]
+        return min(max([0.5, *times]) * (1 + self._random()), 60.0)
 
     def breakers(self) -> dict[str, Breaker]:
         """The destinations that are down, by their names for people."""
@@ -133,55 +128,66 @@ class Sender:
         epoch: int,
         may_send: Callable[[], Awaitable[bool]],
     ) -> list[Verdict]:
+        """Send to one broker, in parts while it ramps up; nothing passes what failed before it."""
         if url is None:
             return [self._no_route(message.topic) for message in messages]
-        broker = self._brokers[url]
-        verdicts: list[Verdict] = []
-        while len(verdicts) < len(messages):
-            rest = messages[len(verdicts) :]
+        verdicts: dict[int, Verdict] = {}
+        stopped: set[tuple[str, str]] = set()
+        waiting = list(range(len(messages)))
+        while waiting:
             if not await may_send():
-                return verdicts + [UNSENT] * len(rest)
+                verdicts |= dict.fromkeys(waiting, UNSENT)
+                break
+            ready = self._ready(messages, waiting, stopped, verdicts)
             breaker = self._breakers.get(url)
-            admitted = breaker.admits(self._clock()) if breaker is not None else None
+            admitted = breaker.admits(self._clock()) if breaker is not None and ready else None
             if breaker is not None and admitted == 0:
-                return verdicts + [Down("broker", breaker.code, breaker.text)] * len(rest)
-            part = rest if admitted is None else rest[:admitted]
-            verdicts += await self._send_part(url, broker, part, epoch)
-        return verdicts
+                verdicts |= dict.fromkeys(ready, Down("broker", breaker.code, breaker.text))
+                break
+            sent = ready if admitted is None else ready[:admitted]
+            waiting = ready[len(sent) :]
+            if sent:
+                part = [messages[index] for index in sent]
+                for index, answer in zip(
+                    sent, await self._send_part(url, part, epoch), strict=True
+                ):
+                    verdicts[index] = answer
+                    if not isinstance(answer, Settled):
+                        stopped.add(messages[index].order)
+        return [verdicts[index] for index in range(len(messages))]
 
-    async def _send_part(
-        self, url: str, broker: Broker, part: list[Message], epoch: int
-    ) -> list[Verdict]:
-        open_topics = [m for m in part if self._breakers.get(_topic(m.topic)) is None]
-        if len(open_topics) != len(part):
-            return await self._send_sorted(url, broker, part, epoch)
-        outcomes = await self._outcomes(broker, part, epoch)
-        return self._judge(url, part, outcomes)
-
-    async def _send_sorted(
-        self, url: str, broker: Broker, part: list[Message], epoch: int
-    ) -> list[Verdict]:
-        """Some topics of this part were down: leave out those that still are."""
-        closed: dict[int, Verdict] = {}
-        tried: list[Message] = []
-        left: dict[str, int | None] = {}
-        for index, message in enumerate(part):
-            name = _topic(message.topic)
-            breaker = self._breakers.get(name)
-            if breaker is not None and name not in left:
-                left[name] = breaker.admits(self._clock())
-            allowed = left.get(name)
-            if breaker is not None and allowed is not None and allowed <= 0:
-                closed[index] = Down("topic", breaker.code, breaker.text)
+    def _ready(
+        self,
+        messages: list[Message],
+        waiting: list[int],
+        stopped: set[tuple[str, str]],
+        verdicts: dict[int, Verdict],
+    ) -> list[int]:
+        """Which of these may be tried: not behind a failure, and not of a topic that is down."""
+        room: dict[str, int | None] = {}
+        ready: list[int] = []
+        now = self._clock()
+        for index in waiting:
+            message = messages[index]
+            if message.order in stopped:
+                verdicts[index] = UNSENT
                 continue
-            if allowed is not None:
-                left[name] = allowed - 1
-            tried.append(message)
-        judged: list[Verdict] = []
-        if tried:
-            judged = self._judge(url, tried, await self._outcomes(broker, tried, epoch))
-        answers = iter(judged)
-        return [closed[i] if i in closed else next(answers) for i in range(len(part))]
+            breaker = self._breakers.get(_topic(message.topic))
+            if breaker is not None:
+                left = room.setdefault(message.topic, breaker.room(now))
+                if left is not None and left <= 0:
+                    verdicts[index] = Down("topic", breaker.code, breaker.text)
+                    stopped.add(message.order)
+                    continue
+                room[message.topic] = None if left is None else left - 1
+            ready.append(index)
+        return ready
+
+    async def _send_part(self, url: str, part: list[Message], epoch: int) -> list[Verdict]:
+        for topic in {message.topic for message in part}:
+            if (breaker := self._breakers.get(_topic(topic))) is not None:
+                breaker.admits(self._clock())
+        return self._judge(url, part, await self._outcomes(self._brokers[url], part, epoch))
 
     async def _outcomes(self, broker: Broker, messages: list[Message], epoch: int) -> list[Outcome]:
         failpoints.hit("relay.send.before")
@@ -224,13 +230,16 @@ class Sender:
         ]
         downs: dict[str, Down] = {}
         ups: dict[str, int] = {}
-        arrived = 0
+        # Whatever the broker said of a single message or topic, it lives.
+        answered = sum(
+            not isinstance(outcome, Unknown) and getattr(outcome, "down", None) != "broker"
+            for outcome in outcomes
+        )
         for message, answer in zip(messages, verdicts, strict=True):
             name = _topic(message.topic)
             if isinstance(answer, Down):
                 downs.setdefault(url if answer.scope == "broker" else name, answer)
             else:
-                arrived += isinstance(answer, Settled)
                 if name in self._breakers:
                     ups[name] = ups.get(name, 0) + 1
         for name, down in downs.items():
@@ -238,8 +247,8 @@ class Sender:
         for name, count in ups.items():
             if name not in downs:
                 self._is_up(name, count)
-        if url not in downs and arrived:
-            self._is_up(url, arrived)
+        if url not in downs and answered:
+            self._is_up(url, answered)
         return verdicts
 
     def _no_route(self, topic: str) -> Down:

@@ -8,11 +8,11 @@ first locks the lanes' rows against take-over.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from postroom.databases.database import WorkerLink
-from postroom.flow import Flow, Rows, Statement, Value
+from postroom.flow import Flow, Row, Rows, Statement, Value
 from postroom.messages import Message
 from postroom.outbox.rules import Leftover, fence_number
 
@@ -52,6 +52,7 @@ class Entry:
     hi: int
     messages: int
     alone: bool
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,23 @@ class Change:
         """Whether everything was delivered straight from the outbox, at the first try."""
         troubled = self.failures or self.burials or self.waiting or self.later or self.acquitted
         return not (troubled or self.from_held or any(m.redrives for m in self.delivered))
+
+    def pieces(self, most: int) -> Iterator[Change]:
+        """This change in parts that each fit one transaction, what failed before what waits for it.
+
+        A part that is written while the next is not leaves nothing out of order: what is not yet
+        written is still in the outbox, under way.
+        """
+        if len(self.failures) + len(self.burials) <= most:
+            yield self
+            return
+        troubles: list[Failure | Burial] = [*self.failures, *self.burials]
+        for start in range(0, len(troubles), most):
+            part = Change(self.fence, from_held=self.from_held)
+            part.failures = [t for t in troubles[start : start + most] if isinstance(t, Failure)]
+            part.burials = [t for t in troubles[start : start + most] if isinstance(t, Burial)]
+            yield part
+        yield replace(self, failures=[], burials=[])
 
 
 class Store:
@@ -190,6 +208,7 @@ class Store:
             "journal_write",
             owner=self.owner,
             fence_list=[entry.fence.number for entry in entries],
+            lane_list=[entry.fence.lane for entry in entries],
             entries=json.dumps(
                 [
                     {
@@ -199,6 +218,7 @@ class Store:
                         "hi": entry.hi,
                         "messages": entry.messages,
                         "alone": int(entry.alone),
+                        "held": int(entry.held),
                     }
                     for entry in entries
                 ]
@@ -217,7 +237,7 @@ class Store:
             return left, held
 
         left, held = await link.transact(load())
-        return [Leftover(lo, hi, n, bool(alone)) for _, _, lo, hi, n, alone in left], bool(held)
+        return _leftovers(left), bool(held)
 
     async def forget_journal(self, link: WorkerLink, lane: int) -> list[Leftover]:
         """Drop what dead relays left of which nothing remains; returns the rest."""
@@ -227,7 +247,7 @@ class Store:
             return (yield self._query("journal_read", lane=lane))
 
         rows = await link.transact(forget())
-        return [Leftover(lo, hi, n, bool(a)) for who, _, lo, hi, n, a in rows if who != self.owner]
+        return _leftovers(row for row in rows if row[0] != self.owner)
 
     def _forget(self, lane: int) -> Flow[None]:
         # Found first and deleted by name: on MariaDB a DELETE that looks into the outbox itself
@@ -261,9 +281,7 @@ class Store:
         return mine, expected - answer[0][1] if answer else 0
 
     def _settle(self, changes: Sequence[Change]) -> Flow[tuple[set[int], int]]:
-        rows = yield self._query(
-            "fence", owner=self.owner, fence_list=[change.fence.number for change in changes]
-        )
+        rows = yield self._fence([change.fence for change in changes])
         mine = {lane for (lane,) in rows}
         ours = [change for change in changes if change.fence.lane in mine]
         plain = [message for change in ours if change.plain for message in change.delivered]
@@ -295,10 +313,10 @@ class Store:
             moved += change.waiting + change.later
             if moved:
                 yield self._query("hold", **_places(moved))
-        for failure in change.failures:
-            yield self._query("hold_failed", **_failed(failure))
-        for burial in change.burials:
-            yield from self._bury(burial)
+        if change.failures:
+            yield Statement(ROOM, "hold_failed", many=[_failed(one) for one in change.failures])
+        if change.burials:
+            yield from self._bury(change.burials)
         if change.later:
             delay_us = int(change.later_seconds * 1e6)
             heads = _heads(change.later)
@@ -314,30 +332,15 @@ class Store:
         ((gone,),) = yield self._query(f"{source}_delete", **_places(delivered))
         return len(delivered) - int(gone)
 
-    def _bury(self, burial: Burial) -> Flow[None]:
-        yield self._query(
-            "bury",
-            lane=burial.message.lane,
-            position=burial.message.position,
-            state="resolved" if burial.ended else "dead",
-            holds_key=int(burial.holds_key),
-            error_code=burial.code,
-            error=burial.text,
-            attempts=burial.attempts,
-            history=burial.history,
-        )
-        if burial.holds_key:
-            yield self._query(
-                "held_block",
-                lane=burial.message.lane,
-                position=burial.message.position,
-                attempts=burial.attempts,
-                history=burial.history,
-                error_code=burial.code,
-                error=burial.text,
-            )
-        else:
-            yield self._query("held_delete", **_places([burial.message]))
+    def _bury(self, burials: Sequence[Burial]) -> Flow[None]:
+        """A dead letter each; the message itself stays to hold its key, or goes."""
+        yield Statement(ROOM, "bury", many=[_buried(burial) for burial in burials])
+        holding = [_buried(burial) for burial in burials if burial.holds_key]
+        if holding:
+            yield Statement(ROOM, "held_block", many=holding)
+        going = [burial.message for burial in burials if not burial.holds_key]
+        if going:
+            yield self._query("held_delete", **_places(going))
 
     def _arm(self, change: Change) -> Flow[None]:
         """Whoever is first of a key now gets its turn, unless a dead letter holds the key."""
@@ -373,9 +376,7 @@ class Store:
         fences = list(fences)
 
         def move() -> Flow[int]:
-            mine = yield self._query(
-                "fence", owner=self.owner, fence_list=[fence.number for fence in fences]
-            )
+            mine = yield self._fence(fences)
             moved = 0
             for (lane,) in mine:
                 due = yield self._query("delayed_due", lane=lane, rows=rows)
@@ -386,6 +387,14 @@ class Store:
             return moved
 
         return await link.transact(move())
+
+    def _fence(self, fences: Sequence[Fence]) -> Statement:
+        return self._query(
+            "fence",
+            owner=self.owner,
+            fence_list=[fence.number for fence in fences],
+            lane_list=[fence.lane for fence in fences],
+        )
 
     def _query(self, name: str, **values: Value) -> Statement:
         return Statement(ROOM, name, values)
@@ -422,3 +431,20 @@ def _failed(failure: Failure) -> dict[str, Value]:
         "error": failure.text,
         "delay_us": int(failure.delay_seconds * 1e6),
     }
+
+
+def _buried(burial: Burial) -> dict[str, Value]:
+    return {
+        "lane": burial.message.lane,
+        "position": burial.message.position,
+        "state": "resolved" if burial.ended else "dead",
+        "holds_key": int(burial.holds_key),
+        "error_code": burial.code,
+        "error": burial.text,
+        "attempts": burial.attempts,
+        "history": burial.history,
+    }
+
+
+def _leftovers(rows: Iterable[Row]) -> list[Leftover]:
+    return [Leftover(lo, hi, n, bool(alone), bool(held)) for _, _, lo, hi, n, alone, held in rows]

@@ -111,6 +111,7 @@ CREATE TABLE IF NOT EXISTS postroom_lane_batch (
     hi          BIGINT NOT NULL,
     messages    INT NOT NULL,
     alone       BOOLEAN NOT NULL,
+    held        BOOLEAN NOT NULL DEFAULT FALSE,
     PRIMARY KEY (lane, incarnation, batch)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 

@@ -107,6 +107,7 @@ CREATE TABLE postroom.lane_batch (
     hi          bigint NOT NULL,
     messages    integer NOT NULL,
     alone       boolean NOT NULL,
+    held        boolean NOT NULL DEFAULT false,
     PRIMARY KEY (lane, incarnation, batch)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
@@ -206,9 +207,10 @@ BEGIN
     RETURN made;
 END $$;
 
+-- One at a time and without patience: whoever settles waits behind the lock this needs.
 CREATE FUNCTION postroom.drop_archive_days(keep_seconds bigint) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' SET timezone = 'UTC' AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE
     oldest date := ((clock_timestamp() - make_interval(secs => keep_seconds)) AT TIME ZONE 'UTC')::date;
     part record;
@@ -218,7 +220,7 @@ BEGIN
         SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
          WHERE i.inhparent = 'postroom.archive'::regclass AND c.relname ~ '^archive_\d{8}$'
            AND to_date(right(c.relname, 8), 'YYYYMMDD') < oldest
-         ORDER BY c.relname
+         ORDER BY c.relname LIMIT 1
     LOOP
         BEGIN
             EXECUTE format('DROP TABLE postroom.%I', part.relname);
@@ -227,7 +229,6 @@ BEGIN
             NULL;
         END;
     END LOOP;
-    DELETE FROM postroom.archive_overflow WHERE day < oldest;
     RETURN dropped;
 END $$;
 

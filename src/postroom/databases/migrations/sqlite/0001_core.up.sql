@@ -100,6 +100,7 @@ CREATE TABLE postroom_lane_batch (
     hi          INTEGER NOT NULL,
     messages    INTEGER NOT NULL,
     alone       INTEGER NOT NULL,
+    held        INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (lane, incarnation, batch)
 ) WITHOUT ROWID;
 
