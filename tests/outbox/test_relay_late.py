@@ -103,7 +103,12 @@ async def test_an_open_publisher_keeps_no_write_of_the_relay_waiting(post: Post)
             *(note("k", 1000 + n, deliver_at=past + dt.timedelta(seconds=n)) for n in range(9)),
         )
         # A dead relay's batch, in which the open transaction has its position.
-        post.sql("INSERT INTO {p}lane_batch VALUES (%s, 'dead', 1, 1, 50, 50, %s)", LANE, False)
+        post.sql(
+            "INSERT INTO {p}lane_batch VALUES (%s, 'dead', 1, 1, 50, 50, %s, %s)",
+            LANE,
+            False,
+            False,
+        )
         post.broker.fail(lambda m: m.key == "k7", Transient("busy", "no"), times=None)
         # It would give up a lock after a third of its lease, and this drain with it.
         await post.relay(lease_seconds=4, retry=RetryPolicy((3600.0,))).drain_once()

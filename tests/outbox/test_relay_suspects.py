@@ -44,7 +44,8 @@ class Watcher:
 def die(post: Post, name: str, lo: int, hi: int, *, alone: bool = False, lane: int = LANE) -> None:
     """Leave behind what a process leaves that was killed while it sent these."""
     post.sql(
-        "INSERT INTO {p}lane_batch VALUES (%s, %s, 1, %s, %s, %s, %s)",
+        "INSERT INTO {p}lane_batch (lane, incarnation, batch, lo, hi, messages, alone) "
+        "VALUES (%s, %s, 1, %s, %s, %s, %s)",
         *(lane, name, lo, hi, hi - lo + 1, alone),
     )
 
