@@ -31,7 +31,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE
     ON postroom.held, postroom.dead_letter, postroom.worker TO {relay};
 GRANT SELECT, DELETE ON postroom.dedup TO {relay};
 GRANT SELECT, INSERT ON postroom.archive TO {relay};
-GRANT SELECT ON postroom.archive_overflow TO {relay};
+GRANT SELECT, DELETE ON postroom.archive_overflow TO {relay};
 GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom.lane TO {relay};
 GRANT INSERT, UPDATE ON postroom.meta TO {relay};
 GRANT EXECUTE ON FUNCTION
