@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,7 +104,8 @@ class Crew:
         for child in self.crew:
             child.terminate()
         for child in self.crew:
-            assert child.wait() == 0, child.log
+            # One that was started a moment ago may end before it listens to the signal.
+            assert child.wait() in (0, -signal.SIGTERM), child.log
 
 
 def start_writers(world: World, size: Size, seed: str) -> list[Child]:
