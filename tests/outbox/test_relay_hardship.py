@@ -27,7 +27,6 @@ from postroom.outbox.store import Burial, Change, Failure, Fence
 from postroom.retry import RetryPolicy
 from postroom.signals import redact
 
-
 pytest_plugins = ("relay_fixtures",)
 
 
