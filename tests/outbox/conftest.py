@@ -7,10 +7,11 @@ import pytest
 from stages import Stages
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stages(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stages]:
+    # Anew for each module: others kill the servers, and connections with them.
     stages = Stages(request, tmp_path_factory.mktemp("stages"))
     yield stages
     stages.close()
