@@ -3,6 +3,7 @@
 -- name: where_is
 SELECT lane, position, holds_key, topic, `key`, state FROM postroom_dead_letter
  WHERE source = 'outbox' AND id = :id
+ ORDER BY lane, position
 
 -- name: unblock
 UPDATE postroom_held
@@ -15,17 +16,18 @@ INSERT INTO postroom_held (lane, position, id, topic, `key`, type, aggregate_typ
        content_type, headers, payload, size, redrives, created_at, expires_at, history,
        next_attempt_at)
 SELECT lane, position, id, topic, `key`, type, aggregate_type, aggregate_id, content_type, headers,
-       payload, size, redrives + 1, created_at, NULL, history, UTC_TIMESTAMP(6)
-  FROM postroom_dead_letter WHERE source = 'outbox' AND id = :id
+       payload, size, redrives + 1, created_at, NULL, history,
+       CASE WHEN `key` IS NULL THEN UTC_TIMESTAMP(6) END
+  FROM postroom_dead_letter WHERE source = 'outbox' AND id = :id AND position = :position
 
 -- name: queue
 UPDATE postroom_dead_letter
    SET state = 'queued', redrives = redrives + 1, retried_at = UTC_TIMESTAMP(6)
- WHERE source = 'outbox' AND id = :id
+ WHERE source = 'outbox' AND id = :id AND position = :position
 
 -- name: discard
 UPDATE postroom_dead_letter SET state = 'discarded', note = :note, ended_at = UTC_TIMESTAMP(6)
- WHERE source = 'outbox' AND id = :id
+ WHERE source = 'outbox' AND id = :id AND position = :position
 
 -- name: list
 SELECT id, topic, `key`, type, state, error_code, error, attempts, redrives, holds_key,
@@ -41,6 +43,11 @@ SELECT id, topic, `key`, type, state, error_code, error, attempts, redrives, hol
        TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at)
   FROM postroom_dead_letter
  WHERE source = 'outbox' AND id = :id
+ ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, lane, position
+
+-- name: disarm
+UPDATE postroom_held SET next_attempt_at = NULL
+ WHERE lane = :lane AND topic = :topic AND `key` = :key AND next_attempt_at IS NOT NULL
 
 -- name: arm_next
 -- The next message of the key gets its turn, unless it too is a dead letter that holds the key.

@@ -1,10 +1,15 @@
 -- name: where_is
+-- More than one where a publisher chose the same id twice: a letter each, told by its position.
 SELECT lane, position, CAST(holds_key AS int), topic, key, state FROM postroom.dead_letter
  WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+ ORDER BY lane, position
 
 -- name: lock_lane
 -- Waits for a settle under way, and keeps the next one waiting until we commit.
 SELECT lane FROM postroom.lane WHERE lane = :lane FOR UPDATE
+
+-- name: is_blocked
+SELECT 1 FROM postroom.held WHERE lane = :lane AND position = :position AND blocked
 
 -- name: unblock
 UPDATE postroom.held
@@ -13,25 +18,27 @@ UPDATE postroom.held
  WHERE lane = :lane AND position = :position
 
 -- name: requeue
--- It gave its place up when it died: it goes out now, before what of its key is published later.
+-- It gave its place up when it died: it goes before what of its key waits or is published later.
 INSERT INTO postroom.held (lane, position, id, topic, key, type, aggregate_type, aggregate_id,
        content_type, headers, payload, size, redrives, created_at, expires_at, history,
        next_attempt_at)
 SELECT lane, position, id, topic, key, type, aggregate_type, aggregate_id, content_type, headers,
-       payload, size, redrives + 1, created_at, NULL, history, clock_timestamp()
-  FROM postroom.dead_letter WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+       payload, size, redrives + 1, created_at, NULL, history,
+       CASE WHEN key IS NULL THEN clock_timestamp() END
+  FROM postroom.dead_letter
+ WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
 
 -- name: queue
 UPDATE postroom.dead_letter
    SET state = 'queued', redrives = redrives + 1, retried_at = clock_timestamp()
- WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+ WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
 
 -- name: drop_held
-DELETE FROM postroom.held WHERE lane = :lane AND position = :position
+DELETE FROM postroom.held WHERE lane = :lane AND position = :position AND blocked
 
 -- name: discard
 UPDATE postroom.dead_letter SET state = 'discarded', note = :note, ended_at = clock_timestamp()
- WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+ WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
 
 -- name: audit
 INSERT INTO postroom.audit (who, what, subject, why) VALUES (:who, :what, :subject, :why)
@@ -51,6 +58,12 @@ SELECT CAST(id AS text), topic, key, type, state, error_code, error, attempts, r
        CAST(extract(epoch FROM created_at) * 1000000 AS bigint)
   FROM postroom.dead_letter
  WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
+ ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, lane, position
+
+-- name: disarm
+-- Only the head of a key has a next attempt, and there may be a new head now.
+UPDATE postroom.held SET next_attempt_at = NULL
+ WHERE lane = :lane AND topic = :topic AND key = :key AND next_attempt_at IS NOT NULL
 
 -- name: arm_next
 -- The next message of the key gets its turn, unless it too is a dead letter that holds the key.

@@ -3,6 +3,7 @@
 -- name: where_is
 SELECT lane, position, holds_key, topic, key, state FROM postroom_dead_letter
  WHERE source = 'outbox' AND id = :id
+ ORDER BY lane, position
 
 -- name: lock_lane
 SELECT lane FROM postroom_lane WHERE lane = :lane
@@ -18,17 +19,18 @@ INSERT INTO postroom_held (lane, position, id, topic, key, type, aggregate_type,
        content_type, headers, payload, size, redrives, created_at, expires_at, history,
        next_attempt_at)
 SELECT lane, position, id, topic, key, type, aggregate_type, aggregate_id, content_type, headers,
-       payload, size, redrives + 1, created_at, NULL, history, NOW_US
-  FROM postroom_dead_letter WHERE source = 'outbox' AND id = :id
+       payload, size, redrives + 1, created_at, NULL, history,
+       CASE WHEN key IS NULL THEN NOW_US END
+  FROM postroom_dead_letter WHERE source = 'outbox' AND id = :id AND position = :position
 
 -- name: queue
 UPDATE postroom_dead_letter
    SET state = 'queued', redrives = redrives + 1, retried_at = NOW_US
- WHERE source = 'outbox' AND id = :id
+ WHERE source = 'outbox' AND id = :id AND position = :position
 
 -- name: discard
 UPDATE postroom_dead_letter SET state = 'discarded', note = :note, ended_at = NOW_US
- WHERE source = 'outbox' AND id = :id
+ WHERE source = 'outbox' AND id = :id AND position = :position
 
 -- name: list
 SELECT id, topic, key, type, state, error_code, error, attempts, redrives, holds_key, died_at
@@ -42,6 +44,7 @@ SELECT id, topic, key, type, state, error_code, error, attempts, redrives, holds
        created_at
   FROM postroom_dead_letter
  WHERE source = 'outbox' AND id = :id
+ ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, lane, position
 
 -- name: arm_next
 -- The next message of the key gets its turn, unless it too is a dead letter that holds the key.

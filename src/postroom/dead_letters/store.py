@@ -1,18 +1,20 @@
 """What an operator does to a dead letter, as flows; fenced against the relay and written down.
 
-Every change first locks the row of the letter's lane, as a relay's settle does, so neither sees the
-other half-way. A redriven message keeps its id; its broker id gets a suffix, or the broker would
-take it for a duplicate.
+Every change first locks the rows of the letters' lanes, as a relay's settle does, so neither sees
+the other half-way. A redriven message keeps its id; its broker id gets a suffix, or the broker
+would take it for a duplicate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from postroom.errors import Refused
 from postroom.flow import Flow, Statement, Value
 
-__all__ = ["Decided", "discard", "retry"]
+__all__ = ["Decided", "Letter", "discard", "give_up", "lock_lanes", "retry", "send_again"]
 
 ROOM = __package__ or "postroom.dead_letters"
 
@@ -25,39 +27,80 @@ class Decided:
     in_order: bool
 
 
+class Letter(NamedTuple):
+    """Where a letter stands. Two messages of one id are two letters, told by their positions."""
+
+    id: str
+    lane: int
+    position: int
+    holds_key: int
+    topic: str
+    key: str | None
+    state: str
+
+
 def retry(id: str, *, who: str, why: str | None) -> Flow[Decided]:
     """Send a dead letter again. If it holds its key it goes first, in its old place."""
-    lane, position, holds_key, *_ = yield from _take(id, "retried")
-    if holds_key:
-        yield _query("unblock", lane=lane, position=position)
-    else:
-        yield _query("requeue", id=id)
-    yield _query("queue", id=id)
+    in_order = True
+    for letter in (yield from _take(id, "retried")):
+        in_order = (yield from send_again(letter)) and in_order
     yield _query("audit", who=who, what="dead.retry", subject=id, why=why)
-    return Decided(id, bool(holds_key))
+    return Decided(id, in_order)
 
 
 def discard(id: str, *, who: str, why: str) -> Flow[Decided]:
     """Give a dead letter up. If it holds its key, the next message of the key goes on."""
-    lane, position, holds_key, topic, key = yield from _take(id, "discarded")
-    if holds_key:
-        yield _query("drop_held", lane=lane, position=position)
-        yield _query("arm_next", lane=lane, topic=topic, key=key)
-    yield _query("discard", id=id, note=why)
+    for letter in (yield from _take(id, "discarded")):
+        yield from give_up(letter, why)
     yield _query("audit", who=who, what="dead.discard", subject=id, why=why)
-    return Decided(id, bool(holds_key))
+    return Decided(id, True)
 
 
-def _take(id: str, done: str) -> Flow[tuple[int, int, int, str, str | None]]:
+def send_again(letter: Letter) -> Flow[bool]:
+    """Queue a letter whose lane is locked; returns whether it kept its place in its key's order."""
+    place: dict[str, Value] = {"lane": letter.lane, "position": letter.position}
+    in_order = bool((yield _query("is_blocked", **place)))
+    if in_order:
+        yield _query("unblock", **place)
+    else:
+        yield _query("requeue", id=letter.id, position=letter.position)
+        if letter.key is not None:
+            of_key = {"lane": letter.lane, "topic": letter.topic, "key": letter.key}
+            yield _query("disarm", **of_key)
+            yield _query("arm_next", **of_key)
+    yield _query("queue", id=letter.id, position=letter.position)
+    return in_order
+
+
+def give_up(letter: Letter, why: str) -> Flow[None]:
+    """Discard a letter whose lane is locked; the next message of its key gets its turn."""
+    yield _query("drop_held", lane=letter.lane, position=letter.position)
+    if letter.key is not None:
+        yield _query("arm_next", lane=letter.lane, topic=letter.topic, key=letter.key)
+    yield _query("discard", id=letter.id, position=letter.position, note=why)
+
+
+def lock_lanes(lanes: Sequence[int]) -> Flow[None]:
+    """Wait for what relays are writing in these lanes, and keep them waiting until we commit."""
+    for lane in sorted(set(lanes)):
+        yield _query("lock_lane", lane=lane)
+
+
+def _take(id: str, done: str) -> Flow[list[Letter]]:
     """Lock the letter's lane and see that the letter still waits for a decision."""
-    found = yield _query("where_is", id=id)
+    found = yield from _letters(id)
     if not found:
         raise Refused(f"there is no dead letter {id}; `postroom dead list` shows them.")
-    yield _query("lock_lane", lane=found[0][0])
-    ((lane, position, holds_key, topic, key, state),) = yield _query("where_is", id=id)
-    if state != "dead":
-        raise Refused(f"dead letter {id} is {state} already, so it was not {done}.")
-    return lane, position, holds_key, topic, key
+    yield from lock_lanes([letter.lane for letter in found])
+    found = yield from _letters(id)
+    if waiting := [letter for letter in found if letter.state == "dead"]:
+        return waiting
+    raise Refused(f"dead letter {id} is {found[-1].state} already, so it was not {done}.")
+
+
+def _letters(id: str) -> Flow[list[Letter]]:
+    rows = yield _query("where_is", id=id)
+    return [Letter(id, *row) for row in rows]
 
 
 def _query(name: str, **values: Value) -> Statement:

@@ -208,9 +208,7 @@ ON DUPLICATE KEY UPDATE state = VALUES(state),
        attempts = VALUES(attempts),
        history = VALUES(history),
        redrives = VALUES(redrives),
-       died_at = VALUES(died_at),
-       lane = VALUES(lane),
-       position = VALUES(position)
+       died_at = VALUES(died_at)
 
 -- name: held_block
 UPDATE postroom_held
@@ -221,7 +219,7 @@ UPDATE postroom_held
 -- name: redriven_resolve
 UPDATE postroom_dead_letter
    SET state = 'resolved', ended_at = UTC_TIMESTAMP(6)
- WHERE source = 'outbox' AND id = :id AND state = 'queued'
+ WHERE source = 'outbox' AND id = :id AND position = :position AND state = 'queued'
 
 -- name: delayed_due
 SELECT lane, CAST(deliver_at AS CHAR), id FROM postroom_delayed

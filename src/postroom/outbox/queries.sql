@@ -324,7 +324,8 @@ UPDATE postroom.held h
    AND h.next_attempt_at IS NULL AND NOT h.blocked
 
 -- name: bury
--- A redriven message that dies again updates its row: one dead letter a message.
+-- A redriven message that dies again updates its row: it kept its position. Another message under
+-- the same id, which its publisher chose, is a letter of its own.
 INSERT INTO postroom.dead_letter (source, id, lane, position, topic, key, type, aggregate_type,
        aggregate_id, content_type, headers, payload, size, created_at, expires_at, state, holds_key,
        error_code, error, attempts, history, redrives, died_at)
@@ -334,11 +335,10 @@ SELECT 'outbox', h.id, h.lane, h.position, h.topic, h.key, h.type, h.aggregate_t
        CAST(:error AS text), CAST(:attempts AS int), CAST(:history AS text), h.redrives,
        clock_timestamp()
   FROM postroom.held h WHERE h.lane = :lane AND h.position = :position
-ON CONFLICT (source, id) DO UPDATE
+ON CONFLICT (source, id, position) DO UPDATE
    SET state = excluded.state, holds_key = excluded.holds_key, error_code = excluded.error_code,
        error = excluded.error, attempts = excluded.attempts, history = excluded.history,
-       redrives = excluded.redrives, died_at = excluded.died_at, lane = excluded.lane,
-       position = excluded.position
+       redrives = excluded.redrives, died_at = excluded.died_at
 
 -- name: held_block
 UPDATE postroom.held
@@ -348,7 +348,8 @@ UPDATE postroom.held
 
 -- name: redriven_resolve
 UPDATE postroom.dead_letter SET state = 'resolved', ended_at = clock_timestamp()
- WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid) AND state = 'queued'
+ WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
+   AND state = 'queued'
 
 -- name: delayed_due
 -- Which delayed messages of a lane have become due, in their order.
@@ -402,8 +403,8 @@ SELECT count(*) FROM gone
 -- name: prune_dead
 -- Only what a person has decided on, or what ended by itself.
 WITH gone AS (
-DELETE FROM postroom.dead_letter WHERE (source, id) IN (
-    SELECT source, id FROM postroom.dead_letter
+DELETE FROM postroom.dead_letter WHERE (source, id, position) IN (
+    SELECT source, id, position FROM postroom.dead_letter
      WHERE state IN ('resolved', 'discarded')
        AND died_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
      ORDER BY died_at LIMIT CAST(:rows AS bigint))

@@ -190,7 +190,7 @@ SELECT 'outbox', h.id, h.lane, h.position, h.topic, h.key, h.type, h.aggregate_t
        :error_code, :error, :attempts, :history, h.redrives,
        NOW_US
   FROM postroom_held h WHERE h.lane = :lane AND h.position = :position
-ON CONFLICT (source, id) DO UPDATE
+ON CONFLICT (source, id, position) DO UPDATE
    SET state = excluded.state,
        holds_key = excluded.holds_key,
        error_code = excluded.error_code,
@@ -198,9 +198,7 @@ ON CONFLICT (source, id) DO UPDATE
        attempts = excluded.attempts,
        history = excluded.history,
        redrives = excluded.redrives,
-       died_at = excluded.died_at,
-       lane = excluded.lane,
-       position = excluded.position
+       died_at = excluded.died_at
 
 -- name: held_block
 UPDATE postroom_held
@@ -211,7 +209,7 @@ UPDATE postroom_held
 -- name: redriven_resolve
 UPDATE postroom_dead_letter
    SET state = 'resolved', ended_at = NOW_US
- WHERE source = 'outbox' AND id = :id AND state = 'queued'
+ WHERE source = 'outbox' AND id = :id AND position = :position AND state = 'queued'
 
 -- name: delayed_due
 SELECT lane, deliver_at, id FROM postroom_delayed
@@ -256,8 +254,8 @@ DELETE FROM postroom_dedup WHERE dedup_key IN (
 SELECT changes();
 
 -- name: prune_dead
-DELETE FROM postroom_dead_letter WHERE (source, id) IN (
-    SELECT source, id FROM postroom_dead_letter
+DELETE FROM postroom_dead_letter WHERE (source, id, position) IN (
+    SELECT source, id, position FROM postroom_dead_letter
      WHERE state IN ('resolved', 'discarded')
        AND died_at < NOW_US - :keep_seconds * 1000000
      ORDER BY died_at LIMIT :rows);

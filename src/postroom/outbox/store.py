@@ -307,7 +307,7 @@ class Store:
             missing = yield from self._remove(source, change.delivered)
             for message in change.delivered:
                 if message.redrives:
-                    yield self._query("redriven_resolve", id=message.id)
+                    yield self._query("redriven_resolve", id=message.id, position=message.position)
         if not change.from_held:
             moved = [f.message for f in change.failures] + [b.message for b in change.burials]
             moved += change.waiting + change.later

@@ -164,7 +164,7 @@ CREATE TABLE IF NOT EXISTS postroom_dead_letter (
     retried_at     DATETIME(6),
     ended_at       DATETIME(6),
     note           LONGTEXT,
-    PRIMARY KEY (source, id),
+    PRIMARY KEY (source, id, position),
     KEY dead_letter_state (state, died_at)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 

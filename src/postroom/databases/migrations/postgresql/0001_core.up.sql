@@ -162,7 +162,7 @@ CREATE TABLE postroom.dead_letter (
     retried_at     timestamptz,
     ended_at       timestamptz,
     note           text,
-    PRIMARY KEY (source, id)
+    PRIMARY KEY (source, id, position)
 );
 CREATE INDEX dead_letter_state ON postroom.dead_letter (state, died_at);
 

@@ -153,7 +153,7 @@ CREATE TABLE postroom_dead_letter (
     retried_at     INTEGER,
     ended_at       INTEGER,
     note           TEXT,
-    PRIMARY KEY (source, id)
+    PRIMARY KEY (source, id, position)
 );
 CREATE INDEX postroom_dead_letter_state ON postroom_dead_letter (state, died_at);
 
