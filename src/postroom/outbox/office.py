@@ -98,9 +98,15 @@ class Office:
         await self._control.query(ROOM, "meta_write", item="keep_delivered_seconds", value=keep)
 
     async def _check_schema(self) -> None:
-        rows = await self._control.query(ROOM, "meta_read", item="schema_version")
-        found = int(rows[0][0]) if rows else 0
-        if found != SCHEMA_VERSION:
+        found, oldest = [
+            int(rows[0][0]) if rows else 0
+            for rows in [
+                await self._control.query(ROOM, "meta_read", item="schema_version"),
+                await self._control.query(ROOM, "meta_read", item="oldest_code"),
+            ]
+        ]
+        # Newer tables say how old the code may be that works on them, so that they come first.
+        if found != SCHEMA_VERSION and not 0 < oldest <= SCHEMA_VERSION < found:
             remedy = "run `postroom db upgrade`" if found < SCHEMA_VERSION else "upgrade postroom"
             raise SchemaError(
                 f"the tables in {self.relay.database.target.safe} are of version {found}, "
