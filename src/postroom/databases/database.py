@@ -83,20 +83,33 @@ class Database:
         if path := self.target.missing_file:
             raise SchemaError(f"There is no file {path}; make it with `postroom db install`.")
         try:
-            async with asyncio.timeout(self.timeout_seconds):
-                connection = await self._engine.connect()
-        except (Exception, TimeoutError) as error:
+            link = WorkerLink(self, await self._open())
+        except Exception as error:
             raise explain(error, self.target) from error
-        link = WorkerLink(self, connection)
         try:
             await link.prepare(idle)
-        except PostroomError:
+        except BaseException as error:
             await link.close()
-            raise
-        except Exception as error:
-            await link.close()
+            if isinstance(error, PostroomError) or not isinstance(error, Exception):
+                raise
             raise explain(error, self.target) from error
         return link
+
+    async def _open(self) -> AsyncConnection:
+        """Connect to the end even if cancelled: a half-made connection is nobody's to close."""
+        opening = asyncio.ensure_future(self._engine.connect().start())
+        try:
+            done, _ = await asyncio.wait([opening], timeout=self.timeout_seconds)
+            if not done:
+                raise TimeoutError
+            return opening.result()
+        except (asyncio.CancelledError, TimeoutError):
+            await asyncio.wait([opening], timeout=2)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            if not opening.cancelled() and opening.exception() is None:
+                await WorkerLink(self, opening.result()).close()
+            raise
 
     def explain(self, error: BaseException) -> PostroomError:
         """What went wrong, as an error of ours."""

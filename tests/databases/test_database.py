@@ -1,0 +1,32 @@
+"""The workers' own way to the database: nothing of a connection is left behind, whatever happens."""
+
+import asyncio
+import gc
+import warnings
+
+from postroom.databases.database import Database
+
+
+async def test_a_connect_cancelled_at_any_step_leaves_no_connection(database_url: str) -> None:
+    """Every step of the loop in turn, until one connects before it is cancelled."""
+    if database_url.startswith("sqlite"):
+        open(database_url.removeprefix("sqlite:///"), "w").close()
+    database = Database(database_url)
+    with warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always")
+        for steps in range(2000):
+            connecting = asyncio.create_task(database.connect())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+                if steps > 60:
+                    await asyncio.sleep(0.0005)
+            if connecting.done():
+                await connecting.result().close()
+                break
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            gc.collect()
+        else:
+            raise AssertionError("it never connected")
+        gc.collect()
+    assert [str(one.message) for one in left if "non-checked-in" in str(one.message)] == []
