@@ -17,6 +17,7 @@ from servers import (
     leave_out,
     left_out,
 )
+from stages import Stages
 
 S = TypeVar("S", bound=Server)
 
@@ -85,6 +86,16 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     name = f"test_{uuid.uuid4().hex[:12]}"
     yield server.create_database(name)
     server.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def stages(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stages]:
+    # Anew for each module: others kill the servers, and connections with them.
+    stages = Stages(request, tmp_path_factory.mktemp("stages"))
+    yield stages
+    stages.close()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -57,6 +57,7 @@ class RelaySettings:
     keep_delivered_seconds: int = 7 * DAY_SECONDS
     keep_dedup_seconds: int = 7 * DAY_SECONDS
     keep_dead_seconds: int = 90 * DAY_SECONDS
+    keep_inbox_seconds: int = 30 * DAY_SECONDS
     grace_seconds: float = 20
     horizon_seconds: float = 0.05
     rescan_seconds: float = 60

@@ -15,6 +15,7 @@ PostroomError
 │   ├── WrongCall           publish and publish_async were mixed up
 │   ├── SeveralBinds        the session writes to several databases
 │   └── NotWritten          a queued message can no longer be written; the commit is refused
+├── ContentChanged          a message came again under its id with other content
 └── Refused                 an operator's action that does not fit the state of things
 
 Expected outcomes (duplicate, lane lost) are values, not errors. Inside the caller's transaction
@@ -28,6 +29,7 @@ import inspect
 __all__ = [
     "CommitUnknown",
     "ConfigurationError",
+    "ContentChanged",
     "InvalidMessage",
     "MessageTooLarge",
     "MissingDriver",
@@ -111,6 +113,10 @@ class SeveralBinds(PublishError):
 class NotWritten(PublishError):
     """A queued message can no longer be written with its transaction, so the commit is refused.
     Use `await outbox.publish_async(...)` here: it writes at once."""
+
+
+class ContentChanged(PostroomError):
+    """A message came again under the same id with other content."""
 
 
 class Refused(PostroomError):

@@ -1,4 +1,4 @@
-"""The workers' own way to the database: nothing of a connection is left behind, whatever happens."""
+"""The workers' own way to the database: nothing of a connection is left behind."""
 
 import asyncio
 import gc

@@ -103,13 +103,13 @@ async def test_what_the_scripts_make_is_what_is_there(database_url: str) -> None
 async def test_the_printed_script_installs_too(database_url: str, raw: Raw) -> None:
     raw.script(migrate.sql(raw.dialect))
     assert await migrate.check(database_url) == []
-    assert await migrate.install(database_url) == migrate.Change(1, 1)
+    assert await migrate.install(database_url) == migrate.Change(2, 2)
     assert migrate.sql(raw.dialect, from_version=schema.newest(raw.dialect)) == ""
 
 
 async def test_downgrade_removes_everything(database_url: str, raw: Raw) -> None:
     await migrate.install(database_url)
-    assert await migrate.downgrade(database_url, 0) == migrate.Change(1, 0)
+    assert await migrate.downgrade(database_url, 0) == migrate.Change(2, 0)
     assert await migrate.version(database_url) == 0
     [problem] = await migrate.check(database_url)
     assert "postroom db install" in problem
@@ -139,7 +139,29 @@ async def test_downgrade_keeps_undelivered_messages(
     with pytest.raises(Refused, match=table):
         await migrate.downgrade(database_url, 0)
     assert await migrate.check(database_url) == []
-    assert await migrate.downgrade(database_url, 0, force=True) == migrate.Change(1, 0)
+    assert await migrate.downgrade(database_url, 0, force=True) == migrate.Change(2, 0)
+
+
+@pytest.mark.parametrize("table", ["inbox", "job"])
+async def test_downgrade_keeps_what_only_the_newer_tables_hold(
+    database_url: str, raw: Raw, table: str
+) -> None:
+    await migrate.install(database_url)
+    if table == "inbox":
+        raw.run("INSERT INTO {p}inbox (consumer, message_id) VALUES ('billing', 'm')")
+    else:
+        raw.run(
+            "INSERT INTO {p}job (id, kind, state, wish, total, who) VALUES"
+            " ('00000000-0000-4000-8000-000000000001', 'redrive', 'running', '{}', 1, 'ada')"
+        )
+    with pytest.raises(Refused, match=table):
+        await migrate.downgrade(database_url, 1)
+    assert await migrate.check(database_url) == []
+    assert await migrate.downgrade(database_url, 1, force=True) == migrate.Change(2, 1)
+    [problem] = await migrate.check(database_url)
+    assert "postroom db upgrade" in problem
+    assert await migrate.upgrade(database_url) == migrate.Change(1, 2)
+    assert await migrate.check(database_url) == []
 
 
 async def test_upgrade_needs_an_installation(database_url: str) -> None:
@@ -226,7 +248,7 @@ def test_four_processes_install_at_once(database_url: str) -> None:
         installer.stdin.flush()
     answers = [installer.communicate(timeout=60) for installer in installers]
     assert [installer.returncode for installer in installers] == [0] * 4, answers
-    assert all("after=1" in out for out, _ in answers)
+    assert all("after=2" in out for out, _ in answers)
     assert asyncio.run(migrate.check(database_url)) == []
 
 

@@ -39,9 +39,9 @@ def test_life_of_a_schema(database_url: str, here: Here, monkeypatch: pytest.Mon
 
     installed = db("install")
     assert (installed.returncode, installed.stderr) == (0, "")
-    assert "installed, schema version 1" in installed.stdout
+    assert "installed, schema version 2" in installed.stdout
     again = db("install", "--json")
-    assert json.loads(again.stdout)["before"] == 1
+    assert json.loads(again.stdout)["before"] == 2
     assert (again.returncode, again.stderr) == (0, "")
     assert "nothing to do" in db("upgrade").stdout
     checked = db("check", "--json")
@@ -61,7 +61,7 @@ def test_life_of_a_schema(database_url: str, here: Here, monkeypatch: pytest.Mon
 def test_options_stand_before_or_after_the_command(here: Here, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     before = here("--database", url, "--json", "db", "install")
-    assert json.loads(before.stdout) == {"database": url, "before": 0, "after": 1}
+    assert json.loads(before.stdout) == {"database": url, "before": 0, "after": 2}
     other = f"sqlite:///{tmp_path}/b.db"
     after = here("--database", url, "db", "install", "--database", other)
     assert other in after.stdout

@@ -46,6 +46,16 @@ ROLES = {
 LANES = 16
 WAL_PATIENCE_SECONDS = 30
 
+# What would be lost below each version: the table, what it holds, and how to have it empty.
+_UNDELIVERED = ("undelivered messages", "let the relay deliver them")
+_PRECIOUS: dict[int, tuple[tuple[str, str, str], ...]] = {
+    1: tuple((name, *_UNDELIVERED) for name in ("outbox", "delayed", "held", "dead_letter")),
+    2: (
+        ("inbox", "records of what consumers have handled", "prune them when they are old enough"),
+        ("job", "unfinished jobs", "finish them with `postroom dead redrive --resume`"),
+    ),
+}
+
 _ROLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
 
@@ -200,30 +210,29 @@ async def _climb(connection: AsyncConnection, target: Target, goal: int) -> None
 
 
 async def _descend(connection: AsyncConnection, target: Target, goal: int, force: bool) -> None:
-    for step in reversed(migrations(target.dialect)):
-        if step.version > goal:
-            async with _turn(connection, target):
-                if await _version(connection, target) != step.version:
-                    continue
-                if step.version == 1 and not force:
-                    await _refuse_to_lose(connection, target)
-                await _run(connection, step.down)
+    # In one turn, so that a refusal or a lock not got leaves the schema as it was.
+    async with _turn(connection, target):
+        present = await _version(connection, target)
+        steps = [s for s in reversed(migrations(target.dialect)) if goal < s.version <= present]
+        if not force:
+            for step in steps:
+                await _refuse_to_lose(connection, target, step.version)
+        for step in steps:
+            await _run(connection, step.down)
 
 
-async def _refuse_to_lose(connection: AsyncConnection, target: Target) -> None:
+async def _refuse_to_lose(connection: AsyncConnection, target: Target, version: int) -> None:
+    """Refuse to go below a version whose tables hold what nobody else remembers."""
     shape = made_by(target.dialect, newest(target.dialect))
     there = await connection.run_sync(found, target.dialect, set(shape.tables))
     present = {re.split(r"postroom[._]", name)[-1] for name in there.tables}
-    waiting = [name for name in ("outbox", "delayed", "held", "dead_letter") if name in present]
     # Elsewhere the turn itself keeps publishers out (SQLite), or nothing can (MariaDB).
-    if target.dialect == "postgresql":
+    if target.dialect == "postgresql" and version == 1:
         await _rows(connection, target, "stop_publishing")
-    for name in waiting:
-        if await _rows(connection, target, f"{name}_any"):
-            raise Refused(
-                f"There are undelivered messages in {target.safe} ({name}): let the relay deliver "
-                "them, or use --force to lose them."
-            )
+    for name, held, remedy in _PRECIOUS[version]:
+        if name in present and await _rows(connection, target, f"{name}_any"):
+            sentence = f"There are {held} in {target.safe} ({name})"
+            raise Refused(f"{sentence}: {remedy}, or use --force to lose them.")
 
 
 @asynccontextmanager

@@ -38,6 +38,12 @@ SELECT 1 FROM postroom.held LIMIT 1
 -- name: dead_letter_any
 SELECT 1 FROM postroom.dead_letter WHERE state IN ('dead', 'queued') LIMIT 1
 
+-- name: inbox_any
+SELECT 1 FROM postroom.inbox LIMIT 1
+
+-- name: job_any
+SELECT 1 FROM postroom.job WHERE state = 'running' LIMIT 1
+
 -- name: functions
 -- only: postgresql
 SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace

@@ -65,7 +65,11 @@ def send_again(letter: Letter) -> Flow[bool]:
     else:
         yield _query("requeue", id=letter.id, position=letter.position)
         if letter.key is not None:
-            of_key = {"lane": letter.lane, "topic": letter.topic, "key": letter.key}
+            of_key: dict[str, Value] = {
+                "lane": letter.lane,
+                "topic": letter.topic,
+                "key": letter.key,
+            }
             yield _query("disarm", **of_key)
             yield _query("arm_next", **of_key)
     yield _query("queue", id=letter.id, position=letter.position)

@@ -30,7 +30,7 @@ __all__ = ["Office"]
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 KIND = "relay"
 PRUNE_ROWS = 5000
 PRUNE_ROUNDS = 100
@@ -378,6 +378,8 @@ class Office:
             ("prune_overflow", settings.keep_delivered_seconds),
             ("prune_dedup", settings.keep_dedup_seconds),
             ("prune_dead", settings.keep_dead_seconds),
+            ("prune_jobs", settings.keep_dead_seconds),
+            ("prune_inbox", settings.keep_inbox_seconds),
         ):
             for _ in range(PRUNE_ROUNDS):
                 ((gone,),) = await ask(ROOM, name, keep_seconds=int(keep), rows=PRUNE_ROWS)

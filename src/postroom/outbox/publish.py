@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from postroom.databases.caller import refuse_alone
 from postroom.databases.kinds import Kind, kind_of
-from postroom.errors import ConfigurationError, InvalidMessage, WouldCommitAlone, WrongCall
+from postroom.errors import ConfigurationError, InvalidMessage, WrongCall
 from postroom.flow import Flow, T, run, run_async
 from postroom.messages import DEFAULT_MAX_BYTES, Draft, check_topic, encode
 from postroom.outbox import wake, writing
@@ -217,7 +218,7 @@ class Outbox:
             await tx.run_sync(lambda connection: _write(kind_of(connection), connection, items))
         elif items:
             link = kind.link(tx)
-            _refuse_alone(kind, link)
+            refuse_alone(kind, link, "message")
             await run_async(writing.write(items), link)
         return [item.published for item in items]
 
@@ -235,17 +236,8 @@ def _write(kind: Kind, connection: Any, items: list[Item]) -> None:
 
 def _write_on(kind: Kind, connection: Any, items: list[Item]) -> None:
     link = kind.link(connection)
-    _refuse_alone(kind, link)
+    refuse_alone(kind, link, "message")
     run(writing.write(items), link)
-
-
-def _refuse_alone(kind: Kind, link: Any) -> None:
-    """Refuse a connection on which the message would be committed by itself."""
-    if link.commits_alone():
-        raise WouldCommitAlone(
-            f"this {kind.name} is in no transaction and commits every statement by itself, so the "
-            f"message would not share the fate of your change: {kind.begin}"
-        )
 
 
 def _run(kind: Kind, tx: Any, flow: Flow[T]) -> T:

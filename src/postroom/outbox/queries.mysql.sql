@@ -270,3 +270,19 @@ SELECT ROW_COUNT();
 
 -- name: prune_overflow
 SELECT 0
+
+-- name: prune_inbox
+DELETE FROM postroom_inbox WHERE handled_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
+ ORDER BY handled_at LIMIT :rows;
+SELECT ROW_COUNT();
+
+-- name: prune_jobs
+DELETE FROM postroom_job_item
+ WHERE job IN (SELECT id FROM postroom_job
+                WHERE state <> 'running'
+                  AND updated_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND)
+ LIMIT :rows;
+DELETE FROM postroom_job
+ WHERE state <> 'running' AND updated_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
+   AND NOT EXISTS (SELECT 1 FROM postroom_job_item i WHERE i.job = postroom_job.id);
+SELECT ROW_COUNT();

@@ -410,3 +410,31 @@ DELETE FROM postroom.dead_letter WHERE (source, id, position) IN (
      ORDER BY died_at LIMIT CAST(:rows AS bigint))
 RETURNING 1)
 SELECT count(*) FROM gone
+
+-- name: prune_inbox
+WITH gone AS (
+DELETE FROM postroom.inbox WHERE (consumer, message_id) IN (
+    SELECT consumer, message_id FROM postroom.inbox
+     WHERE handled_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+     ORDER BY handled_at LIMIT CAST(:rows AS bigint))
+RETURNING 1)
+SELECT count(*) FROM gone
+
+-- name: prune_jobs
+-- The items of jobs that ended long ago, and then the jobs.
+WITH old AS MATERIALIZED (
+    SELECT id FROM postroom.job
+     WHERE state <> 'running'
+       AND updated_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+     ORDER BY id LIMIT 10
+), items AS MATERIALIZED (
+    SELECT i.job, i.id, i.position FROM old JOIN postroom.job_item i ON i.job = old.id
+     LIMIT CAST(:rows AS bigint)
+), gone AS (
+    DELETE FROM postroom.job_item i USING items w
+     WHERE i.job = w.job AND i.id = w.id AND i.position = w.position RETURNING 1
+), ended AS (
+    DELETE FROM postroom.job j USING old
+     WHERE j.id = old.id AND NOT EXISTS (SELECT 1 FROM items) RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM ended)

@@ -22,6 +22,9 @@ GRANT SELECT (id) ON postroom_held TO {publisher};
 GRANT SELECT (id) ON postroom_archive TO {publisher};
 GRANT SELECT (id) ON postroom_dead_letter TO {publisher};
 
+-- As a consumer it writes down what it has handled.
+GRANT SELECT, INSERT ON postroom_inbox TO {publisher};
+
 -- The relay moves messages between the tables, and owns lanes but cannot pause them.
 GRANT SELECT, INSERT, DELETE ON postroom_outbox TO {relay};
 GRANT SELECT, INSERT, DELETE ON postroom_delayed TO {relay};
@@ -31,6 +34,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_dead_letter TO {relay};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_worker TO {relay};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_archive TO {relay};
 GRANT SELECT, DELETE ON postroom_dedup TO {relay};
+GRANT SELECT, DELETE ON postroom_inbox TO {relay};
+GRANT SELECT, DELETE ON postroom_job TO {relay};
+GRANT SELECT, DELETE ON postroom_job_item TO {relay};
 GRANT SELECT, DELETE ON postroom_key_lock TO {relay};
 GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom_lane TO {relay};
 GRANT INSERT, UPDATE ON postroom_meta TO {relay};
@@ -42,8 +48,11 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_held TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_dead_letter TO {operator};
 GRANT SELECT, UPDATE ON postroom_lane TO {operator};
 GRANT SELECT, INSERT ON postroom_audit TO {operator};
-GRANT SELECT, DELETE ON postroom_archive TO {operator};
-GRANT SELECT ON postroom_dedup TO {operator};
+GRANT SELECT, UPDATE (redrives), DELETE ON postroom_archive TO {operator};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_job TO {operator};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_job_item TO {operator};
+GRANT SELECT, DELETE ON postroom_dedup TO {operator};
+GRANT SELECT, DELETE ON postroom_inbox TO {operator};
 GRANT SELECT ON postroom_key_lock TO {operator};
 GRANT SELECT ON postroom_lane_batch TO {operator};
 GRANT SELECT ON postroom_worker TO {operator};

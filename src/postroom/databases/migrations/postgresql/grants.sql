@@ -25,11 +25,14 @@ GRANT SELECT (id)
     ON postroom.outbox, postroom.delayed, postroom.held, postroom.archive, postroom.dead_letter
     TO {publisher};
 
+-- As a consumer it writes down what it has handled.
+GRANT SELECT, INSERT ON postroom.inbox TO {publisher};
+
 -- The relay moves messages between the tables, and owns lanes but cannot pause them.
 GRANT SELECT, INSERT, DELETE ON postroom.outbox, postroom.delayed, postroom.lane_batch TO {relay};
 GRANT SELECT, INSERT, UPDATE, DELETE
     ON postroom.held, postroom.dead_letter, postroom.worker TO {relay};
-GRANT SELECT, DELETE ON postroom.dedup TO {relay};
+GRANT SELECT, DELETE ON postroom.dedup, postroom.inbox, postroom.job, postroom.job_item TO {relay};
 GRANT SELECT, INSERT ON postroom.archive TO {relay};
 GRANT SELECT, DELETE ON postroom.archive_overflow TO {relay};
 GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom.lane TO {relay};
@@ -41,6 +44,9 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON ALL TABLES IN SCHEMA postroom TO {operator};
 GRANT INSERT, DELETE ON postroom.outbox, postroom.delayed TO {operator};
 GRANT INSERT, UPDATE, DELETE ON postroom.held, postroom.dead_letter TO {operator};
+GRANT UPDATE (redrives) ON postroom.archive TO {operator};
+GRANT INSERT, UPDATE, DELETE ON postroom.job, postroom.job_item TO {operator};
+GRANT DELETE ON postroom.dedup, postroom.inbox, postroom.archive_overflow TO {operator};
 GRANT UPDATE ON postroom.lane TO {operator};
 GRANT INSERT ON postroom.audit TO {operator};
 GRANT EXECUTE ON FUNCTION
