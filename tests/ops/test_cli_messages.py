@@ -6,17 +6,13 @@ import signal
 import subprocess
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 import receivers
 from commands import COMMAND, Here, postroom
-from sqlalchemy.ext.asyncio import create_async_engine
+from counter import arrived, audited, draft, publish, said
 
-from postroom import Draft, Outbox
-from postroom.databases import migrate
 from postroom.databases.database import Database
-from postroom.databases.urls import resolve
 
 POISON, BEHIND, OTHER = "poison", "behind", "other"
 
@@ -24,52 +20,6 @@ POISON, BEHIND, OTHER = "poison", "behind", "other"
 @pytest.fixture(autouse=True)
 def _forget() -> None:
     receivers.received.clear()
-
-
-def publish(url: str, *drafts: Draft) -> list[str]:
-    """Install the tables and commit messages; returns their ids."""
-
-    async def work() -> list[str]:
-        await migrate.install(url)
-        target = resolve(url)
-        engine = create_async_engine(target.url, connect_args=target.connect_args)
-        async with engine.begin() as connection:
-            published = await Outbox().publish_many_async(connection, drafts)
-        await engine.dispose()
-        return [one.id for one in published]
-
-    return asyncio.run(work())
-
-
-def draft(payload: str, key: str | None = "k") -> Draft:
-    return Draft(payload={"is": payload}, type="note.v1", topic="notes", key=key)
-
-
-def audited(url: str) -> list[Any]:
-    """What the audit table holds."""
-
-    async def work() -> list[Any]:
-        target = resolve(url)
-        engine = create_async_engine(target.url, connect_args=target.connect_args)
-        table = "postroom.audit" if target.dialect == "postgresql" else "postroom_audit"
-        async with engine.begin() as connection:
-            rows = await connection.exec_driver_sql(f"SELECT who, what, subject, why FROM {table}")
-            found = list(rows)
-        await engine.dispose()
-        return found
-
-    return asyncio.run(work())
-
-
-def said(here: Here, *arguments: str) -> Any:
-    """What the command answers with --json; it must end well."""
-    done = here(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout) if done.stdout else None
-
-
-def arrived() -> list[str]:
-    return [json.loads(message.payload)["is"] for message in receivers.received]
 
 
 def test_a_dead_letter_holds_its_key_until_it_is_retried(here: Here, database_url: str) -> None:
@@ -205,6 +155,7 @@ def test_another_schema_version_is_named(here: Here, database_url: str) -> None:
     async def age() -> None:
         link = await Database(database_url).connect()
         await link.query("postroom.outbox", "meta_write", item="schema_version", value="99")
+        await link.query("postroom.outbox", "meta_write", item="oldest_code", value="99")
         await link.close()
 
     asyncio.run(age())

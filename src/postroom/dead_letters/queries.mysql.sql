@@ -5,6 +5,10 @@ SELECT lane, position, holds_key, topic, `key`, state FROM postroom_dead_letter
  WHERE source = 'outbox' AND id = :id
  ORDER BY lane, position
 
+-- name: blocked
+SELECT lane, position FROM postroom_held
+ WHERE lane IN :lane_list AND position IN :position_list AND blocked
+
 -- name: unblock
 UPDATE postroom_held
    SET blocked = FALSE, attempts = 0, redrives = redrives + 1, expires_at = NULL,

@@ -8,8 +8,12 @@ SELECT lane, position, CAST(holds_key AS int), topic, key, state FROM postroom.d
 -- Waits for a settle under way, and keeps the next one waiting until we commit.
 SELECT lane FROM postroom.lane WHERE lane = :lane FOR UPDATE
 
--- name: is_blocked
-SELECT 1 FROM postroom.held WHERE lane = :lane AND position = :position AND blocked
+-- name: blocked
+-- Which of these places are still held by their letters.
+SELECT h.lane, h.position
+  FROM unnest(CAST(CAST(:lane_list AS text) AS int[]),
+              CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
+  JOIN postroom.held h ON h.lane = w.lane AND h.position = w.position AND h.blocked
 
 -- name: unblock
 UPDATE postroom.held

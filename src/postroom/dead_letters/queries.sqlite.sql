@@ -8,6 +8,11 @@ SELECT lane, position, holds_key, topic, key, state FROM postroom_dead_letter
 -- name: lock_lane
 SELECT lane FROM postroom_lane WHERE lane = :lane
 
+-- name: blocked
+SELECT lane, position FROM postroom_held
+ WHERE lane IN (SELECT value FROM json_each(:lane_list))
+   AND position IN (SELECT value FROM json_each(:position_list)) AND blocked
+
 -- name: unblock
 UPDATE postroom_held
    SET blocked = 0, attempts = 0, redrives = redrives + 1, expires_at = NULL,

@@ -41,11 +41,10 @@ class Letter(NamedTuple):
 
 def retry(id: str, *, who: str, why: str | None) -> Flow[Decided]:
     """Send a dead letter again. If it holds its key it goes first, in its old place."""
-    in_order = True
-    for letter in (yield from _take(id, "retried")):
-        in_order = (yield from send_again(letter)) and in_order
+    waiting = yield from _take(id, "retried")
+    kept = yield from send_again(waiting)
     yield _query("audit", who=who, what="dead.retry", subject=id, why=why)
-    return Decided(id, in_order)
+    return Decided(id, kept == len(waiting))
 
 
 def discard(id: str, *, who: str, why: str) -> Flow[Decided]:
@@ -56,24 +55,28 @@ def discard(id: str, *, who: str, why: str) -> Flow[Decided]:
     return Decided(id, True)
 
 
-def send_again(letter: Letter) -> Flow[bool]:
-    """Queue a letter whose lane is locked; returns whether it kept its place in its key's order."""
-    place: dict[str, Value] = {"lane": letter.lane, "position": letter.position}
-    in_order = bool((yield _query("is_blocked", **place)))
-    if in_order:
-        yield _query("unblock", **place)
-    else:
-        yield _query("requeue", id=letter.id, position=letter.position)
-        if letter.key is not None:
-            of_key: dict[str, Value] = {
-                "lane": letter.lane,
-                "topic": letter.topic,
-                "key": letter.key,
-            }
-            yield _query("disarm", **of_key)
-            yield _query("arm_next", **of_key)
-    yield _query("queue", id=letter.id, position=letter.position)
-    return in_order
+def send_again(waiting: Sequence[Letter]) -> Flow[int]:
+    """Queue letters whose lanes are locked; returns how many kept their place in their key's order.
+
+    What does not hold its key any more comes back in its old position among what waits.
+    """
+    rows = yield _query(
+        "blocked",
+        lane_list=[letter.lane for letter in waiting],
+        position_list=[letter.position for letter in waiting],
+    )
+    blocked = {(lane, position) for lane, position in rows}
+    kept = [letter for letter in waiting if (letter.lane, letter.position) in blocked]
+    moved = [letter for letter in waiting if (letter.lane, letter.position) not in blocked]
+    yield from _each("unblock", kept)
+    yield from _each("requeue", moved)
+    keys = list(
+        {(one.lane, one.topic, one.key): one for one in moved if one.key is not None}.values()
+    )
+    yield from _each("disarm", keys)
+    yield from _each("arm_next", keys)
+    yield from _each("queue", waiting)
+    return len(kept)
 
 
 def give_up(letter: Letter, why: str) -> Flow[None]:
@@ -105,6 +108,11 @@ def _take(id: str, done: str) -> Flow[list[Letter]]:
 def _letters(id: str) -> Flow[list[Letter]]:
     rows = yield _query("where_is", id=id)
     return [Letter(id, *row) for row in rows]
+
+
+def _each(name: str, waiting: Sequence[Letter]) -> Flow[None]:
+    if waiting:
+        yield Statement(ROOM, name, many=[letter._asdict() for letter in waiting])
 
 
 def _query(name: str, **values: Value) -> Statement:

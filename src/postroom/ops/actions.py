@@ -6,21 +6,33 @@ anything is written to the audit table: who, when, what, why.
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
-import getpass
-import json
-import socket
-import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import time
+from collections.abc import Sequence
 from typing import Any
 
-from postroom.databases.database import Database, DatabaseLost, WorkerLink
 from postroom.dead_letters import store as letters
 from postroom.errors import ConfigurationError, Refused
+from postroom.messages import LANES
+from postroom.ops import repairs
+from postroom.ops.desk import checked_id, checked_reason, desk, operator, readable
 
-__all__ = ["dead_list", "dead_show", "discard", "message", "operator", "retry", "status"]
+__all__ = [
+    "cancel",
+    "dead_list",
+    "dead_show",
+    "discard",
+    "keys_held",
+    "lanes",
+    "message",
+    "pause",
+    "release_key",
+    "release_lane",
+    "resume",
+    "retry",
+    "skip_key",
+    "status",
+]
 
 ROOM = __package__ or "postroom.ops"
 COUNT_LIMIT = 10_000
@@ -54,33 +66,9 @@ _STATES = {
 _TELLING = ("archive", "outbox", "delayed", "held", "blocked", "dead", "queued", "discarded")
 
 
-def operator() -> str:
-    """Who acts, for the audit table."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"[:255]
-
-
-@asynccontextmanager
-async def _desk(url: str) -> AsyncIterator[WorkerLink]:
-    database = Database(url)
-    link = await database.connect()
-    try:
-        yield link
-    except DatabaseLost as lost:
-        cause = lost.__cause__
-        if isinstance(cause, Refused):
-            raise cause from None
-        raise database.explain(lost) from lost
-    finally:
-        await link.close()
-
-
 async def status(url: str) -> dict[str, Any]:
     """How the outbox stands: depth, age, lanes and their owners. Costs the same at any size."""
-    async with _desk(url) as link:
+    async with desk(url) as link:
         ((pending, held, delayed, dead),) = await link.query(ROOM, "depth", most=COUNT_LIMIT)
         ((oldest_ms,),) = await link.query(ROOM, "oldest")
         lanes = await link.query(ROOM, "lanes")
@@ -115,8 +103,8 @@ async def status(url: str) -> dict[str, Any]:
 
 async def message(url: str, id: str) -> dict[str, Any]:
     """One message, wherever it is."""
-    id = _checked(id)
-    async with _desk(url) as link:
+    id = checked_id(id)
+    async with desk(url) as link:
         rows = await link.query(ROOM, "find", id=id)
         found = [dict(zip(_MESSAGE_FIELDS, row, strict=True)) for row in rows]
         found.sort(key=lambda one: _TELLING.index(one["place"]) if one["place"] in _TELLING else 99)
@@ -132,64 +120,160 @@ async def message(url: str, id: str) -> dict[str, Any]:
             ROOM, "sending", lane=told["lane"], position=told["position"]
         ):
             told["state"] = "sending"
-    return {"id": id, **_readable(told)}
+    return {"id": id, **readable(told)}
 
 
 async def dead_list(url: str, *, state: str = "dead", rows: int = 100) -> list[dict[str, Any]]:
     """Dead letters, newest first."""
-    async with _desk(url) as link:
+    async with desk(url) as link:
         found = await link.query(letters.ROOM, "list", state=state, rows=rows)
-    return [_readable(dict(zip(_LETTER_FIELDS, row, strict=True))) for row in found]
+    return [readable(dict(zip(_LETTER_FIELDS, row, strict=True))) for row in found]
 
 
 async def dead_show(url: str, id: str) -> dict[str, Any]:
     """One dead letter with its payload and all its attempts."""
-    id = _checked(id)
-    async with _desk(url) as link:
+    id = checked_id(id)
+    async with desk(url) as link:
         found = await link.query(letters.ROOM, "show", id=id)
     if not found:
         raise Refused(f"there is no dead letter {id}; `postroom dead list` shows them.")
-    return _readable(dict(zip(_LETTER_FIELDS + _LETTER_MORE, found[0], strict=True)))
+    return readable(dict(zip(_LETTER_FIELDS + _LETTER_MORE, found[0], strict=True)))
 
 
 async def retry(url: str, id: str, *, why: str | None = None) -> letters.Decided:
     """Send a dead letter again."""
-    id = _checked(id)
-    async with _desk(url) as link:
+    id = checked_id(id)
+    async with desk(url) as link:
         return await link.transact(letters.retry(id, who=operator(), why=why))
 
 
 async def discard(url: str, id: str, *, why: str) -> letters.Decided:
     """Give a dead letter up."""
-    if not why.strip():
-        raise ConfigurationError('say why: --reason "…"')
-    id = _checked(id)
-    async with _desk(url) as link:
+    id, why = checked_id(id), checked_reason(why)
+    async with desk(url) as link:
         return await link.transact(letters.discard(id, who=operator(), why=why))
 
 
-def _checked(id: str) -> str:
-    try:
-        return str(uuid.UUID(id))
-    except ValueError:
-        raise ConfigurationError(f"{id!r} is not a message id: an id is a UUID") from None
+async def cancel(url: str, id: str, *, why: str) -> repairs.Cancelled:
+    """Take back a message that was not sent yet; it is kept as a discarded letter."""
+    id, why = checked_id(id), checked_reason(why)
+    async with desk(url) as link:
+        return await link.transact(repairs.cancel(id, who=operator(), why=why))
 
 
-def _readable(fields: dict[str, Any]) -> dict[str, Any]:
-    """Times as text, JSON as values, payload as what it is."""
-    for name in ("created_at", "at", "died_at"):
-        if fields.get(name) is not None:
-            moment = dt.datetime.fromtimestamp(fields[name] / 1e6, dt.UTC)
-            fields[name] = moment.isoformat(timespec="milliseconds")
-    for name in ("headers", "history"):
-        if fields.get(name):
-            fields[name] = json.loads(fields[name])
-    if "holds_key" in fields:
-        fields["holds_key"] = bool(fields["holds_key"])
-    payload = fields.pop("payload", None)
-    if payload is not None:
-        try:
-            fields["payload"] = json.loads(bytes(payload))
-        except ValueError:
-            fields["payload_base64"] = base64.b64encode(bytes(payload)).decode()
-    return fields
+# ── lanes ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def lanes(url: str) -> list[dict[str, Any]]:
+    """Every lane: who works it, whether it is paused, what waits in it. Counts stop at 1,000."""
+    found = []
+    async with desk(url) as link:
+        for lane, owner, name, epoch, paused, lease_ms in await link.query(repairs.ROOM, "lanes"):
+            ((pending, held),) = await link.query(repairs.ROOM, "lane_depth", lane=lane)
+            oldest = await link.query(repairs.ROOM, "lane_oldest", lane=lane)
+            found.append(
+                {
+                    "lane": lane,
+                    "owner": owner,
+                    "owner_name": name,
+                    "epoch": epoch,
+                    "lease_seconds": None if lease_ms is None else lease_ms / 1000,
+                    "paused": bool(paused),
+                    "pending": pending,
+                    "held": held,
+                    "oldest_seconds": max(0, oldest[0][0]) / 1000 if oldest else None,
+                }
+            )
+    return found
+
+
+async def pause(
+    url: str, lanes: Sequence[int], *, why: str | None = None, wait_seconds: float = 15.0
+) -> list[dict[str, Any]]:
+    """Stop sending from these lanes; returns once nothing of them is under way, or says it is."""
+    told = []
+    async with desk(url) as link:
+        for lane in _checked_lanes(lanes):
+            changed = await link.transact(repairs.set_paused(lane, True, who=operator(), why=why))
+            told.append({"lane": lane, "paused": True, "changed": changed, "sending": False})
+        give_up_at = time.monotonic() + wait_seconds
+        # A relay looks for what has changed once a second, and ends the batch it is at.
+        quiet_since = {one["lane"]: time.monotonic() for one in told}
+        while waiting := [lane for lane, at in quiet_since.items() if time.monotonic() - at < 2.5]:
+            for lane in waiting:
+                ((owner, _),) = await link.query(repairs.ROOM, "lane_now", lane=lane)
+                ((sending,),) = await link.query(repairs.ROOM, "lane_sending", lane=lane)
+                if owner is None:
+                    quiet_since[lane] = 0.0
+                elif sending:
+                    quiet_since[lane] = time.monotonic()
+            if time.monotonic() > give_up_at:
+                for one in told:
+                    one["sending"] = one["lane"] in waiting
+                break
+            await asyncio.sleep(0.1)
+    return told
+
+
+async def resume(url: str, lanes: Sequence[int], *, why: str | None = None) -> list[dict[str, Any]]:
+    """Let these lanes go on."""
+    told = []
+    async with desk(url) as link:
+        for lane in _checked_lanes(lanes):
+            flow = repairs.set_paused(lane, False, who=operator(), why=why)
+            told.append({"lane": lane, "paused": False, "changed": await link.transact(flow)})
+    return told
+
+
+async def release_lane(
+    url: str, lanes: Sequence[int], *, why: str | None = None
+) -> list[dict[str, Any]]:
+    """Take lanes from their owners; what those had under way may be sent again."""
+    told = []
+    async with desk(url) as link:
+        for lane in _checked_lanes(lanes):
+            flow = repairs.release_lane(lane, who=operator(), why=why)
+            told.append({"lane": lane, "released": await link.transact(flow)})
+    return told
+
+
+def _checked_lanes(lanes: Sequence[int]) -> list[int]:
+    for lane in lanes:
+        if not 0 <= lane < LANES:
+            raise ConfigurationError(f"there is no lane {lane}: they are 0 to {LANES - 1}.")
+    return sorted(set(lanes))
+
+
+# ── held keys ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def keys_held(url: str, *, rows: int = 100) -> list[dict[str, Any]]:
+    """Keys that wait behind a failed message or a dead letter, and how many of them wait."""
+    names = ("lane", "topic", "key", "position", "id", "attempts", "error_code", "error")
+    found = []
+    async with desk(url) as link:
+        blocked = await link.query(repairs.ROOM, "keys_blocked", rows=rows)
+        waiting = await link.query(repairs.ROOM, "keys_in_back_off", rows=rows)
+        for number, row in enumerate((list(blocked) + list(waiting))[:rows]):
+            key = dict(zip(names, row[:8], strict=True))
+            ((count,),) = await link.query(
+                repairs.ROOM, "behind", lane=key["lane"], topic=key["topic"], key=key["key"]
+            )
+            key["dead"] = number < len(blocked)
+            key["messages"] = count
+            key["retry_in_seconds"] = None if row[8] is None else max(0, row[8]) / 1000
+            found.append(key)
+    return found
+
+
+async def skip_key(url: str, topic: str, key: str, *, why: str) -> repairs.Cancelled:
+    """Give up the message at the head of a held key, so that the next one goes on."""
+    why = checked_reason(why)
+    async with desk(url) as link:
+        return await link.transact(repairs.skip_key(topic, key, who=operator(), why=why))
+
+
+async def release_key(url: str, topic: str, key: str, *, why: str | None = None) -> str:
+    """Let the message at the head of a held key be tried now; returns its id."""
+    async with desk(url) as link:
+        return await link.transact(repairs.release_key(topic, key, who=operator(), why=why))

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from postroom.errors import ConfigurationError, PostroomError, Unreachable
-from postroom.ops import cli_db, cli_messages, cli_relay
+from postroom.ops import cli_db, cli_jobs, cli_lanes, cli_messages, cli_relay
 from postroom.ops.cli_common import (
     BrokerOption,
     ConfigOption,
@@ -34,7 +34,6 @@ app = typer.Typer(
     name="postroom",
     help="Transactional messaging: a committed fact is never lost and never invented.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_db.app, name="db")
@@ -42,6 +41,9 @@ app.command("relay")(cli_relay.relay)
 app.command("status")(cli_messages.status)
 app.add_typer(cli_messages.messages, name="messages")
 app.add_typer(cli_messages.dead, name="dead")
+app.add_typer(cli_lanes.lanes, name="lanes")
+app.add_typer(cli_lanes.keys_held, name="keys-held")
+app.add_typer(cli_jobs.jobs, name="jobs")
 
 
 def _print_version(asked: bool) -> None:

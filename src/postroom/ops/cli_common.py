@@ -19,9 +19,33 @@ import typer
 if TYPE_CHECKING:
     from postroom.config import Settings
 
-__all__ = ["BrokerOption", "ConfigOption", "Console", "DatabaseOption", "JsonOption", "run"]
+__all__ = [
+    "BrokerOption",
+    "ConfigOption",
+    "Console",
+    "DatabaseOption",
+    "JsonOption",
+    "LimitOption",
+    "NeededReasonOption",
+    "ReasonOption",
+    "run",
+]
 
 T = TypeVar("T")
+
+# The colours of what needs a look, wherever it stands in a table.
+STYLES = {
+    "dead": "bold red",
+    "stopped": "red",
+    "held": "yellow",
+    "paused": "yellow",
+    "queued": "cyan",
+    "running": "cyan",
+    "delivered": "green",
+    "resolved": "green",
+    "done": "green",
+    "discarded": "dim",
+}
 
 DatabaseOption = Annotated[
     str | None,
@@ -36,6 +60,9 @@ ConfigOption = Annotated[
     typer.Option("--config", metavar="FILE", help="Settings file; else postroom.toml here."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why, for the audit.")]
+NeededReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the audit.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Most to show.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +108,19 @@ class Console:
         """One thing to say: a document for programs, a sentence for people."""
         print(json.dumps(document, ensure_ascii=False) if self.as_json else sentence)
 
+    def record(self, fields: dict[str, Any]) -> None:
+        """Everything about one thing: a document for programs, a line a field for people."""
+        if self.as_json:
+            print(json.dumps(fields, ensure_ascii=False))
+            return
+        history = fields.pop("history", None) or []
+        shown = [(name, _text(value)) for name, value in fields.items() if value not in (None, "")]
+        self.table(None, ("field", "value"), shown)
+        if history:
+            print("\nattempts")
+            columns = ("attempt", "at", "code", "error", "worker")
+            self.table(None, columns, [[one.get(name) for name in columns] for one in history])
+
     def table(
         self, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]
     ) -> None:
@@ -98,8 +138,22 @@ class Console:
             table.add_column(column, overflow="fold", no_wrap=column == "id")
         for row in rows:
             # As Text: a key or an error of somebody else's is never read as markup.
-            table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-        Terminal().print(table)
+            table.add_row(
+                *(
+                    Text("" if cell is None else str(cell), style=_style(column, cell))
+                    for column, cell in zip(columns, row, strict=True)
+                )
+            )
+        # What is read by no terminal is not folded to the width of one.
+        Terminal(width=None if sys.stdout.isatty() else 250).print(table)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _style(column: str, cell: object) -> str:
+    return STYLES.get(str(cell), "") if column in ("state", "") else ""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

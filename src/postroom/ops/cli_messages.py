@@ -3,25 +3,85 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from postroom.errors import Refused
-from postroom.ops.cli_common import ConfigOption, Console, DatabaseOption, JsonOption, run
+from postroom.errors import ConfigurationError, Refused
+from postroom.ops.cli_common import (
+    ConfigOption,
+    Console,
+    DatabaseOption,
+    JsonOption,
+    LimitOption,
+    NeededReasonOption,
+    ReasonOption,
+    run,
+)
+from postroom.ops.cli_jobs import carry_out
+from postroom.ops.cli_lanes import lease
 
 if TYPE_CHECKING:
     from postroom.dead_letters.store import Decided
+    from postroom.ops.jobs import Wish
 
 __all__ = ["dead", "messages", "status"]
 
-messages = typer.Typer(no_args_is_help=True, help="Look at single messages.")
+messages = typer.Typer(
+    no_args_is_help=True, help="Look for messages, take them back, send them again."
+)
 dead = typer.Typer(no_args_is_help=True, help="Messages that need a person.")
+
+T = TypeVar("T")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID…", help="The messages' ids.")]
+
+
+TopicOption = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
+KeyOption = Annotated[str | None, typer.Option("--key", help="Only of this key.")]
+TypeOption = Annotated[str | None, typer.Option("--type", help="Only of this type.")]
+CodeOption = Annotated[str | None, typer.Option("--error-code", help="Only with this error.")]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="From this time on, or 2h ago.")
+]
+UntilOption = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Before this time, or 2h ago.")
+]
+AggregateTypeOption = Annotated[
+    str | None, typer.Option("--aggregate-type", help="Only of this aggregate type.")
+]
+AggregateIdOption = Annotated[
+    str | None, typer.Option("--aggregate-id", help="Only of this aggregate.")
+]
+ScanOption = Annotated[
+    int, typer.Option("--scan", min=1, help="Most rows to look at in each place.")
+]
+RateOption = Annotated[float, typer.Option("--rate", help="Most messages a second.")]
+ErrorsOption = Annotated[
+    int, typer.Option("--max-errors", min=0, help="Stop when more than these died again.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count what would be sent.")]
+ResumeOption = Annotated[
+    str | None, typer.Option("--resume", metavar="JOB", help="Go on with a job that stopped.")
+]
+MostOption = Annotated[int | None, typer.Option("--limit", min=1, help="Most messages in all.")]
+
+
+class MessageState(StrEnum):
+    """Where a message stands."""
+
+    pending = "pending"
+    held = "held"
+    delayed = "delayed"
+    delivered = "delivered"
+    dead = "dead"
+    queued = "queued"
+    resolved = "resolved"
+    discarded = "discarded"
 
 
 class State(StrEnum):
@@ -66,18 +126,12 @@ def status(
                 lane["lane"],
                 lane["owner_name"] or lane["owner"] or "nobody",
                 lane["epoch"],
-                _lease(lane["lease_seconds"]),
+                lease(lane["lease_seconds"]),
                 "paused" if lane["paused"] else "",
             )
             for lane in state["lanes"]
         ],
     )
-
-
-def _lease(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{seconds:.0f} s" if seconds > 0 else "over"
 
 
 @messages.command("show")
@@ -92,14 +146,178 @@ def show_message(
     from postroom.ops import actions
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
-    _tell(console, run(actions.message(console.settings().require_database(), id)))
+    console.record(run(actions.message(console.settings().require_database(), id)))
+
+
+StatesOption = Annotated[
+    list[MessageState] | None,
+    typer.Option("--state", help="Where they stand; may be given more than once."),
+]
+
+
+@messages.command("list")
+def list_messages(
+    context: typer.Context,
+    state: StatesOption = None,
+    topic: TopicOption = None,
+    key: KeyOption = None,
+    type: TypeOption = None,
+    limit: LimitOption = 100,
+    scan: ScanOption = 100_000,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Messages that wait: pending, held and delayed, unless --state says others."""
+    from postroom.ops.search import WAITING, Wanted
+
+    console = Console.of(context, database=database, config=config, as_json=as_json)
+    states = [one.value for one in state or ()] or list(WAITING)
+    _search(console, Wanted(topic=topic, key=key, type=type), states, limit, scan)
+
+
+@messages.command()
+def find(
+    context: typer.Context,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="Text that the payload holds.")
+    ] = None,
+    topic: TopicOption = None,
+    key: KeyOption = None,
+    type: TypeOption = None,
+    aggregate_type: AggregateTypeOption = None,
+    aggregate_id: AggregateIdOption = None,
+    error_code: CodeOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    state: StatesOption = None,
+    limit: LimitOption = 100,
+    scan: ScanOption = 1_000_000,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for messages everywhere, delivered ones and dead letters too."""
+    from postroom.ops.desk import moment
+    from postroom.ops.search import STATES, Wanted
+
+    console = Console.of(context, database=database, config=config, as_json=as_json)
+    wanted = Wanted(
+        topic=topic,
+        key=key,
+        type=type,
+        aggregate_type=aggregate_type,
+        aggregate_id=aggregate_id,
+        error_code=error_code,
+        since=moment(since, "--since"),
+        until=moment(until, "--until"),
+        text=text,
+    )
+    if wanted.is_empty:
+        raise ConfigurationError("say what to look for: TEXT, --key, --topic, --type, --since …")
+    _search(console, wanted, [one.value for one in state or ()] or list(STATES), limit, scan)
+
+
+def _search(console: Console, wanted: Any, states: list[str], limit: int, scan: int) -> None:
+    from postroom.ops.search import search
+
+    url = console.settings().require_database()
+    shown = not console.as_json and sys.stderr.isatty()
+
+    def progress(looked_at: int) -> None:
+        if shown:
+            print(f"\r{looked_at:,} looked at", end="", file=sys.stderr, flush=True)
+
+    found = run(search(url, wanted, states=states, limit=limit, scan=scan, progress=progress))
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    if found.messages or console.as_json:
+        columns = ("id", "state", "topic", "key", "type", "attempts", "error_code", "created_at")
+        console.table(
+            found.messages, columns, [[one[name] for name in columns] for one in found.messages]
+        )
+    else:
+        print("Nothing found.")
+    if not found.complete and not console.as_json:
+        more = "the first that fit" if len(found.messages) >= limit else "not everything"
+        print(f"{found.looked_at:,} looked at, {more}; see --limit and --scan.", file=sys.stderr)
+
+
+@messages.command()
+def cancel(
+    context: typer.Context,
+    ids: IdsArgument,
+    reason: NeededReasonOption,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take back messages that were not sent yet; they are kept as discarded letters."""
+    from postroom.ops import actions
+
+    console = Console.of(context, database=database, config=config, as_json=as_json)
+    url = console.settings().require_database()
+
+    def tell(done: Any) -> None:
+        doubt = "; it was tried before, so it may have arrived" if done.may_have_arrived else ""
+        console.answer(
+            {"id": done.id, "state": "discarded", "may_have_arrived": done.may_have_arrived},
+            f"{done.id} is taken back{doubt}.",
+        )
+
+    _each(ids, lambda id: actions.cancel(url, id, why=reason), tell)
+
+
+@messages.command()
+def replay(
+    context: typer.Context,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    topic: TopicOption = None,
+    key: KeyOption = None,
+    type: TypeOption = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="TOPIC", help="Send them to this topic instead.")
+    ] = None,
+    rate: RateOption = 100.0,
+    max_errors: ErrorsOption = 10,
+    limit: MostOption = None,
+    dry_run: DryRunOption = False,
+    resume: ResumeOption = None,
+    reason: ReasonOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send delivered messages again, with the same ids, from the time they were delivered in."""
+    console = Console.of(context, database=database, config=config, as_json=as_json)
+
+    def wish() -> Wish:
+        from postroom.ops.desk import moment
+        from postroom.ops.jobs import Wish
+
+        if since is None:
+            raise ConfigurationError("say from when on: --since 2h, or --since 2026-11-15T12:00.")
+        return Wish(
+            topic=topic,
+            key=key,
+            type=type,
+            since=moment(since, "--since"),
+            until=moment(until, "--until"),
+            limit=limit,
+            rate=rate,
+            max_errors=max_errors,
+            to=to,
+        )
+
+    carry_out(console, "replay", wish, dry_run=dry_run, resume=resume, why=reason)
 
 
 @dead.command("list")
 def list_dead(
     context: typer.Context,
     state: Annotated[State, typer.Option("--state", help="What became of them.")] = State.dead,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000)] = 100,
+    limit: LimitOption = 100,
     database: DatabaseOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -129,14 +347,14 @@ def show_dead(
     from postroom.ops import actions
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
-    _tell(console, run(actions.dead_show(console.settings().require_database(), id)))
+    console.record(run(actions.dead_show(console.settings().require_database(), id)))
 
 
 @dead.command("retry")
 def retry_dead(
     context: typer.Context,
     ids: IdsArgument,
-    reason: Annotated[str | None, typer.Option("--reason", help="Why, for the audit.")] = None,
+    reason: ReasonOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -161,11 +379,63 @@ def retry_dead(
     _each(ids, lambda id: actions.retry(url, id, why=reason), tell)
 
 
+@dead.command()
+def redrive(
+    context: typer.Context,
+    topic: TopicOption = None,
+    key: KeyOption = None,
+    type: TypeOption = None,
+    error_code: CodeOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
+    rate: RateOption = 100.0,
+    canary: Annotated[
+        int, typer.Option("--canary", min=0, help="Send so many first, and see them delivered.")
+    ] = 0,
+    canary_seconds: Annotated[
+        float, typer.Option("--canary-seconds", min=1, help="How long the canary may take.")
+    ] = 60.0,
+    max_errors: ErrorsOption = 10,
+    limit: MostOption = None,
+    dry_run: DryRunOption = False,
+    resume: ResumeOption = None,
+    reason: ReasonOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send many dead letters again, as a job: at a pace, resumable, stopped by errors."""
+    console = Console.of(context, database=database, config=config, as_json=as_json)
+
+    def wish() -> Wish:
+        from postroom.ops.desk import moment
+        from postroom.ops.jobs import Wish
+
+        if every == any((topic, key, type, error_code, since, until)):
+            raise ConfigurationError("say which: --topic, --error-code, --since …, or --all.")
+        return Wish(
+            topic=topic,
+            key=key,
+            type=type,
+            error_code=error_code,
+            since=moment(since, "--since"),
+            until=moment(until, "--until"),
+            limit=limit,
+            rate=rate,
+            canary=canary,
+            canary_seconds=canary_seconds,
+            max_errors=max_errors,
+        )
+
+    carry_out(console, "redrive", wish, dry_run=dry_run, resume=resume, why=reason)
+
+
 @dead.command("discard")
 def discard_dead(
     context: typer.Context,
     ids: IdsArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the audit.")],
+    reason: NeededReasonOption,
     database: DatabaseOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -184,10 +454,10 @@ def discard_dead(
 
 def _each(
     ids: list[str],
-    decide: Callable[[str], Coroutine[Any, Any, Decided]],
-    tell: Callable[[Decided], None],
+    decide: Callable[[str], Coroutine[Any, Any, T]],
+    tell: Callable[[T], None],
 ) -> None:
-    """Decide on each letter by itself and say so; those that cannot be are named at the end."""
+    """Decide on each message by itself and say so; those that cannot be are named at the end."""
     refused: list[str] = []
     for id in ids:
         try:
@@ -196,21 +466,3 @@ def _each(
             refused.append(str(error))
     if refused:
         raise Refused(" ".join(refused))
-
-
-def _tell(console: Console, fields: dict[str, Any]) -> None:
-    """Everything about one thing: a document for programs, a line a field for people."""
-    if console.as_json:
-        print(json.dumps(fields, ensure_ascii=False))
-        return
-    history = fields.pop("history", None) or []
-    shown = [(name, _text(value)) for name, value in fields.items() if value not in (None, "")]
-    console.table(None, ("field", "value"), shown)
-    if history:
-        print("\nattempts")
-        columns = ("attempt", "at", "code", "error", "worker")
-        console.table(None, columns, [[one.get(name) for name in columns] for one in history])
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

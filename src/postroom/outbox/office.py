@@ -208,7 +208,7 @@ class Office:
                 )
                 await self._renew()
             await self._share()
-            await self._notice_held()
+            await self._notice()
             self._reap()
             self.lived = True
             await _pause(stopping, pause)
@@ -223,14 +223,12 @@ class Office:
             lease_us=int(self.settings.lease_seconds * 1e6),
         )
         self._renewed_at = begun
-        ours = {lane: (epoch, paused) for lane, epoch, paused in rows}
+        ours = {lane: epoch for lane, epoch, _ in rows}
         for number, (lane, task) in list(self._lanes.items()):
             if task.done():
                 continue  # given back already, and not reaped yet
-            epoch, paused = ours.get(number, (None, 0))
-            if epoch == lane.fence.epoch:
+            if ours.get(number) == lane.fence.epoch:
                 lane.lease_ends = begun + self.settings.lease_seconds
-                lane.paused = bool(paused)
             elif not lane.over:
                 await self._drop(number, "another relay took it over")
         # Left from before a reconnect: renewed for ever and worked by nobody, unless given back.
@@ -257,12 +255,14 @@ class Office:
         if free:
             await self._take(free)
 
-    async def _notice_held(self) -> None:
-        """An operator may have put a redriven message where this relay knew of none."""
+    async def _notice(self) -> None:
+        """An operator may have paused a lane, or put a redriven message where there was none."""
         if self._lanes:
-            rows = await self._control.query(ROOM, "lanes_with_held", lane_list=list(self._lanes))
-            for (number,) in rows:
-                self._lanes[number][0].any_held = True
+            rows = await self._control.query(ROOM, "lanes_notice", lane_list=list(self._lanes))
+            for number, paused, any_held in rows:
+                lane = self._lanes[number][0]
+                lane.paused = bool(paused)
+                lane.any_held = lane.any_held or bool(any_held)
 
     async def _take(self, lanes: Sequence[int]) -> None:
         begun = time.monotonic()

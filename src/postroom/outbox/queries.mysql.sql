@@ -43,10 +43,9 @@ SELECT lane, epoch, paused FROM postroom_lane WHERE owner = :owner;
 UPDATE postroom_lane SET owner = NULL, lease_until = NULL
  WHERE owner = :owner AND epoch * 16 + lane IN :fence_list
 
--- name: lanes_with_held
-SELECT l.lane FROM postroom_lane l
- WHERE l.lane IN :lane_list
-   AND EXISTS (SELECT 1 FROM postroom_held h WHERE h.lane = l.lane)
+-- name: lanes_notice
+SELECT l.lane, l.paused, EXISTS (SELECT 1 FROM postroom_held h WHERE h.lane = l.lane)
+  FROM postroom_lane l WHERE l.lane IN :lane_list
 
 -- name: lane_sizes
 -- How far a read of this lane may go: sizes first, since the payloads must fit in memory.

@@ -57,10 +57,11 @@ RETURNING l.lane, l.epoch, CAST(l.paused AS int)
 UPDATE postroom.lane SET owner = NULL, lease_until = NULL
  WHERE owner = :owner AND epoch * 16 + lane = ANY(CAST(CAST(:fence_list AS text) AS bigint[]))
 
--- name: lanes_with_held
-SELECT l.lane FROM postroom.lane l
- WHERE l.lane = ANY(CAST(CAST(:lane_list AS text) AS int[]))
-   AND EXISTS (SELECT 1 FROM postroom.held h WHERE h.lane = l.lane)
+-- name: lanes_notice
+-- What an operator may have changed: whether a lane is paused, and whether any of its keys are held.
+SELECT l.lane, CAST(l.paused AS int),
+       CAST(EXISTS (SELECT 1 FROM postroom.held h WHERE h.lane = l.lane) AS int)
+  FROM postroom.lane l WHERE l.lane = ANY(CAST(CAST(:lane_list AS text) AS int[]))
 
 -- name: read_lanes
 -- only: postgresql

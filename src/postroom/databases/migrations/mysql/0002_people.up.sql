@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS postroom_job_item (
     job      CHAR(36) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     id       CHAR(36) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     position BIGINT NOT NULL,
-    PRIMARY KEY (job, id, position)
+    PRIMARY KEY (job, position, id)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 ALTER TABLE postroom_worker ADD COLUMN IF NOT EXISTS report LONGTEXT;

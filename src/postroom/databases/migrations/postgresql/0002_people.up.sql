@@ -36,7 +36,7 @@ CREATE TABLE postroom.job_item (
     job      uuid NOT NULL,
     id       uuid NOT NULL,
     position bigint NOT NULL,
-    PRIMARY KEY (job, id, position)
+    PRIMARY KEY (job, position, id)
 );
 
 ALTER TABLE postroom.worker ADD COLUMN report text;

@@ -35,7 +35,7 @@ CREATE TABLE postroom_job_item (
     job      TEXT NOT NULL,
     id       TEXT NOT NULL,
     position INTEGER NOT NULL,
-    PRIMARY KEY (job, id, position)
+    PRIMARY KEY (job, position, id)
 ) WITHOUT ROWID;
 
 ALTER TABLE postroom_worker ADD COLUMN report TEXT;

@@ -1,0 +1,102 @@
+"""What every operator's action shares: a connection of its own, a name for the audit, and words
+that people and programs can read."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import getpass
+import json
+import re
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from postroom.databases.database import Database, DatabaseLost, WorkerLink
+from postroom.errors import ConfigurationError, PostroomError
+
+__all__ = ["checked_id", "checked_reason", "desk", "moment", "operator", "readable"]
+
+_SPAN = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@asynccontextmanager
+async def desk(url: str) -> AsyncIterator[WorkerLink]:
+    """A connection to do one thing on; what goes wrong on it comes out as one of our errors."""
+    database = Database(url)
+    link = await database.connect()
+    try:
+        yield link
+    except DatabaseLost as lost:
+        cause = lost.__cause__
+        if isinstance(cause, PostroomError):
+            raise cause from None
+        raise database.explain(lost) from lost
+    finally:
+        await link.close()
+
+
+def operator() -> str:
+    """Who acts, for the audit table."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:255]
+
+
+def checked_id(id: str) -> str:
+    """An id in its one spelling, or an error that says what an id is."""
+    try:
+        return str(uuid.UUID(id))
+    except ValueError:
+        raise ConfigurationError(f"{id!r} is not a message id: an id is a UUID") from None
+
+
+def checked_reason(why: str) -> str:
+    """What gives something up needs a reason."""
+    if not why.strip():
+        raise ConfigurationError('say why: --reason "…"')
+    return why
+
+
+def moment(text: str | None, option: str) -> int | None:
+    """A time in microseconds: "2026-11-15", "2026-11-15T12:00+01:00", or "2h": so long ago."""
+    if text is None:
+        return None
+    if match := _SPAN.fullmatch(text.strip()):
+        seconds = float(match["number"]) * _UNITS[match["unit"]]
+        return int((dt.datetime.now(dt.UTC).timestamp() - seconds) * 1e6)
+    try:
+        when = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"{option} must be a time such as 2026-11-15T12:00, or how long ago, such as 90s, 15m, "
+            f"2h or 7d, not {text!r}."
+        ) from None
+    when = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
+    return int(when.timestamp() * 1e6)
+
+
+def readable(fields: dict[str, Any]) -> dict[str, Any]:
+    """Times as text, JSON as values, payload as what it is."""
+    for name in ("created_at", "at", "died_at"):
+        if fields.get(name) is not None:
+            when = dt.datetime.fromtimestamp(fields[name] / 1e6, dt.UTC)
+            fields[name] = when.isoformat(timespec="milliseconds")
+    for name in ("headers", "history"):
+        if fields.get(name):
+            fields[name] = json.loads(fields[name])
+    for name in ("holds_key", "blocked"):
+        if name in fields:
+            fields[name] = bool(fields[name])
+    payload = fields.pop("payload", None)
+    if payload is not None:
+        try:
+            fields["payload"] = json.loads(bytes(payload))
+        except ValueError:
+            fields["payload_base64"] = base64.b64encode(bytes(payload)).decode()
+    return fields

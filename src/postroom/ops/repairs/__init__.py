@@ -1,0 +1,162 @@
+"""Lanes, held keys and waiting messages, mended by hand: flows fenced against the relays.
+
+Every change first locks the lane's row, as a relay's settle does. What takes a message away that a
+relay may have read already takes the lane away with it (`yield_lane`): the relay finds its fence
+gone before it sends, and takes the lane again a moment later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from postroom.dead_letters import store as letters
+from postroom.errors import Refused
+from postroom.flow import Flow, Statement, Value
+from postroom.messages import lane_of
+
+__all__ = ["ROOM", "Cancelled", "cancel", "release_key", "release_lane", "set_paused", "skip_key"]
+
+ROOM = __package__ or "postroom.ops.repairs"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A message that was taken back. It may have arrived all the same, if it was ever tried."""
+
+    id: str
+    may_have_arrived: bool
+
+
+class _Waiting(NamedTuple):
+    place: str
+    lane: int
+    position: int
+    topic: str
+    key: str | None
+    attempts: int
+    blocked: int
+    id: str
+
+
+# ── lanes ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def set_paused(lane: int, paused: bool, *, who: str, why: str | None) -> Flow[bool]:
+    """Pause or resume a lane; returns whether that changed anything."""
+    yield from letters.lock_lanes([lane])
+    ((_, now),) = yield _query("lane_now", lane=lane)
+    if bool(now) == paused:
+        return False
+    verb = "pause" if paused else "resume"
+    yield _query(f"{verb}_lane", lane=lane)
+    yield _audit(who, f"lanes.{verb}", f"lane {lane}", why)
+    return True
+
+
+def release_lane(lane: int, *, who: str, why: str | None) -> Flow[bool]:
+    """Take a lane from its owner, whatever that is doing; returns whether it had one."""
+    yield from letters.lock_lanes([lane])
+    ((owner, _),) = yield _query("lane_now", lane=lane)
+    if owner is None:
+        return False
+    yield _query("yield_lane", lane=lane)
+    yield _audit(who, "lanes.release", f"lane {lane} of {owner}", why)
+    return True
+
+
+# ── messages and keys ──────────────────────────────────────────────────────────────────────────
+
+
+def cancel(id: str, *, who: str, why: str) -> Flow[Cancelled]:
+    """Take back a message that was not sent yet. It is kept as a discarded letter."""
+    found = yield from _find(id)
+    yield from letters.lock_lanes([one.lane for one in found])
+    found = yield from _find(id)
+    if not found:
+        raise Refused(f"message {id} does not wait any more; nothing was changed.")
+    doubtful = False
+    for one in found:
+        doubtful = (yield from _set_aside(one, why)) or doubtful
+    yield _audit(who, "messages.cancel", id, why)
+    return Cancelled(id, doubtful)
+
+
+def skip_key(topic: str, key: str, *, who: str, why: str) -> Flow[Cancelled]:
+    """Give up the message at the head of a held key, so that the next one goes on."""
+    head = yield from _head(topic, key)
+    if head.blocked:
+        letter = letters.Letter(head.id, head.lane, head.position, 1, topic, key, "dead")
+        yield from letters.give_up(letter, why)
+        doubtful = head.attempts > 0
+    else:
+        doubtful = yield from _set_aside(head, why)
+    yield _audit(who, "keys-held.skip", f"{topic} {key} {head.id}", why)
+    return Cancelled(head.id, doubtful)
+
+
+def release_key(topic: str, key: str, *, who: str, why: str | None) -> Flow[str]:
+    """Let the message at the head of a held key be tried now; returns its id."""
+    head = yield from _head(topic, key)
+    if head.blocked:
+        letter = letters.Letter(head.id, head.lane, head.position, 1, topic, key, "dead")
+        yield from letters.send_again([letter])
+    else:
+        yield _query("try_now", lane=head.lane, position=head.position)
+    yield _audit(who, "keys-held.release", f"{topic} {key} {head.id}", why)
+    return head.id
+
+
+def _head(topic: str, key: str) -> Flow[_Waiting]:
+    lane = lane_of(topic, key, "")
+    yield from letters.lock_lanes([lane])
+    rows = yield _query("head", lane=lane, topic=topic, key=key)
+    if not rows:
+        raise Refused(
+            f"nothing of key {key!r} in topic {topic!r} is held; `postroom keys-held list` shows "
+            "what is."
+        )
+    return _Waiting._make(rows[0])
+
+
+def _find(id: str) -> Flow[list[_Waiting]]:
+    rows = yield _query("waiting", id=id)
+    found = [_Waiting._make((*row, id)) for row in rows]
+    if any(one.blocked for one in found):
+        raise Refused(f"message {id} is a dead letter: use `postroom dead discard`.")
+    if not found:
+        gone = yield _query("gone", id=id)
+        if not gone:
+            raise Refused(f"there is no message {id}: never committed, or delivered and pruned.")
+        state = {"dead": "a dead letter: use `postroom dead discard`"}.get(gone[0][0], gone[0][0])
+        raise Refused(f"message {id} is {state}, so it cannot be taken back.")
+    return found
+
+
+def _set_aside(one: _Waiting, why: str) -> Flow[bool]:
+    """Move a waiting message to the discarded letters; returns whether it may have arrived."""
+    place: dict[str, Value] = {"lane": one.lane, "position": one.position}
+    batches = []
+    if one.place != "delayed":
+        batches = yield _query("under_way", **place, held=int(one.place == "held"))
+        if any(alive for (alive,) in batches):
+            raise Refused(f"message {one.id} is being sent right now; try again in a moment.")
+    yield _query(f"set_aside_{one.place}", **place, id=one.id, note=why)
+    yield Statement(letters.ROOM, "discard", {"id": one.id, "position": one.position, "note": why})
+    yield _query(f"drop_{one.place}", **place, id=one.id)
+    if one.place == "held" and one.key is not None:
+        of_key: dict[str, Value] = {"lane": one.lane, "topic": one.topic, "key": one.key}
+        yield Statement(letters.ROOM, "arm_next", of_key)
+    if one.place != "delayed":
+        yield _query("yield_lane", lane=one.lane)
+    return one.attempts > 0 or bool(batches)
+
+
+def _query(name: str, **values: Value) -> Statement:
+    return Statement(ROOM, name, values)
+
+
+def _audit(who: str, what: str, subject: str, why: str | None) -> Statement:
+    return Statement(
+        letters.ROOM, "audit", {"who": who, "what": what, "subject": subject[:255], "why": why}
+    )

@@ -1,0 +1,44 @@
+-- What MariaDB says differently.
+
+-- name: outbox_page
+SELECT 'pending', lane, position, id, topic, `key`, type, aggregate_type, aggregate_id,
+       size, 0, NULL, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at), NULL,
+       CASE WHEN :payloads = 1 THEN payload END
+  FROM postroom_outbox WHERE lane = :lane AND position > :after
+ ORDER BY position LIMIT :rows
+
+-- name: held_page
+SELECT CASE WHEN blocked THEN 'dead' ELSE 'held' END, lane, position, id, topic, `key`,
+       type, aggregate_type, aggregate_id, size, attempts, error_code,
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', next_attempt_at),
+       CASE WHEN :payloads = 1 THEN payload END
+  FROM postroom_held WHERE lane = :lane AND position > :after
+ ORDER BY position LIMIT :rows
+
+-- name: delayed_page
+SELECT 'delayed', lane, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', deliver_at), id,
+       topic, `key`, type, aggregate_type, aggregate_id, size, 0, NULL,
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', deliver_at),
+       CASE WHEN :payloads = 1 THEN payload END
+  FROM postroom_delayed WHERE lane = :lane
+ ORDER BY deliver_at, id LIMIT :rows
+
+-- name: archive_page
+SELECT 'delivered', lane, position, id, topic, `key`, type, aggregate_type,
+       aggregate_id, size, attempts, NULL,
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', delivered_at),
+       CASE WHEN :payloads = 1 THEN payload END
+  FROM postroom_archive WHERE id > :after_id
+ ORDER BY id, day LIMIT :rows
+
+-- name: dead_letter_page
+SELECT state, lane, position, id, topic, `key`, type, aggregate_type, aggregate_id,
+       size, attempts, error_code, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', died_at),
+       CASE WHEN :payloads = 1 THEN payload END
+  FROM postroom_dead_letter
+ WHERE source = 'outbox' AND id > :after_id
+ ORDER BY source, id, position LIMIT :rows
