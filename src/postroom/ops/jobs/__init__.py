@@ -22,7 +22,7 @@ from typing import Any
 
 from postroom.databases.database import WorkerLink
 from postroom.dead_letters import store as letters
-from postroom.errors import ConfigurationError, Refused
+from postroom.errors import ConfigurationError, InvalidMessage, Refused
 from postroom.flow import Flow, Statement, Value
 from postroom.messages import check_topic, lane_of
 from postroom.ops.desk import desk, operator
@@ -64,7 +64,10 @@ class Wish:
                 "canary and errors must be 0 or more, and the limit 1 or more."
             )
         if self.to is not None:
-            check_topic(self.to)
+            try:
+                check_topic(self.to)
+            except InvalidMessage as error:
+                raise ConfigurationError(str(error)) from None
 
     def values(self) -> dict[str, Value]:
         """As the queries take it."""
