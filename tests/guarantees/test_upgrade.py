@@ -60,10 +60,10 @@ class World:
         }
 
     def start(self, version: Path, *arguments: str) -> subprocess.Popen[bytes]:
-        log = self._stack.enter_context(open(self.folder / "log", "ab"))
-        process = subprocess.Popen(
-            [sys.executable, *arguments], env=self.environ(version), stdout=log, stderr=log
-        )
+        with open(self.folder / "log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *arguments], env=self.environ(version), stdout=log, stderr=log
+            )
         self._stack.callback(_end, process)
         return process
 
@@ -138,7 +138,8 @@ def test_up_and_down_under_load_with_workers_of_the_version_before(world: World)
     tables = Tables(world.url)
     tables.query("CREATE TABLE business (id VARCHAR(36) PRIMARY KEY, k VARCHAR(50), n BIGINT)")
     tables.query("CREATE TABLE counter (k VARCHAR(50) PRIMARY KEY, n BIGINT NOT NULL)")
-    tables.query("INSERT INTO counter (k, n) VALUES ('watched', 0)")
+    for key in ("watched", *(f"key-{number}" for number in range(20))):
+        tables.query("INSERT INTO counter (k, n) VALUES (%s, 0)", key)
     relays = [world.relay(world.before), world.relay(world.before)]
     world.write(world.before)
     world.moves()
