@@ -1,7 +1,7 @@
 """`postroom demo`: an order service through good days and bad ones, on SQLite, without servers.
 
-Everything is real: the database, the relay, and the process that is killed. Only the receiver is
-ours (`demo_receiver`): it writes down what arrives and misbehaves when told to.
+Everything is real: the two databases, the relay, and the process that is killed. Only the receiver
+is ours (`demo_receiver`): a billing service that misbehaves when told to.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import sqlite3
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from postroom.databases import migrate
 from postroom.messages import message
-from postroom.ops import actions
+from postroom.ops import actions, jobs
 from postroom.ops.demo_receiver import behave
 from postroom.outbox.publish import Outbox
 from postroom.outbox.relay import Relay
@@ -56,6 +58,7 @@ class Story:
         self.screen = screen
         self.file = folder / "shop.db"
         self.url = f"sqlite:///{self.file}"
+        self.billing = folder / "billing.db"
         self.outbox = Outbox()
         self.orders = 0
         self.told = 0
@@ -110,16 +113,11 @@ class Story:
         self.screen.print(f"   {text}")
 
     def show_arrivals(self) -> None:
-        """What has arrived since the last look, and whether it came before."""
+        """What has arrived since the last look, and whether it was handled or came again."""
         everything = self.received()
-        before = {one["id"] for one in everything[: self.told]}
         for one in everything[self.told :]:
-            again = "  [yellow]← again[/]" if one["id"] in before else ""
-            self.say(
-                f"[green]✓ received[/] order {one['order']} of {one['customer']}  "
-                f"[dim]{one['id']}[/]{again}"
-            )
-            before.add(one["id"])
+            told = "[green]✓ billed[/]    " if one["billed"] else "[yellow]= duplicate[/] "
+            self.say(f"{told} order {one['order']} of {one['customer']}  [dim]{one['id']}[/]")
         if len(everything) == self.told:
             self.say("[dim]nothing arrived[/]")
         self.told = len(everything)
@@ -136,8 +134,13 @@ async def play(screen: Console) -> bool:
     with tempfile.TemporaryDirectory(prefix="postroom-demo-") as folder:
         story = Story(Path(folder), screen)
         await migrate.install(story.url)
-        with sqlite3.connect(story.file) as connection:
-            connection.execute("CREATE TABLE shop_order (id INTEGER PRIMARY KEY, customer TEXT)")
+        await migrate.install(f"sqlite:///{story.billing}")
+        for file, table in (
+            (story.file, "shop_order (id INTEGER PRIMARY KEY, customer TEXT)"),
+            (story.billing, "bill (customer_order INTEGER NOT NULL)"),
+        ):
+            with closing(sqlite3.connect(file)) as connection, connection:
+                connection.execute(f"CREATE TABLE {table}")
         for scene in (_good_day, _rolled_back, _outage, _retry, _killed, _poison):
             story.receiver()
             await scene(story)
@@ -149,7 +152,7 @@ async def _good_day(story: Story) -> None:
         1,
         "A good day",
         "An order is saved and its message published in the same transaction.\n"
-        "The relay reads the outbox and hands the message to the receiver.",
+        "The relay reads the outbox and hands the message to the billing service.",
     )
     for customer in ("ada", "bob", "ada"):
         story.place(customer)
@@ -192,7 +195,7 @@ async def _retry(story: Story) -> None:
     story.step(
         4,
         "A refusal, then a retry",
-        "The receiver refuses ada's order once. It waits for its back-off, and ada's\n"
+        "The billing service refuses ada's order once. It waits for its back-off, and her\n"
         "next order waits behind it, while bob's passes.",
     )
     story.place("ada")
@@ -213,7 +216,8 @@ async def _killed(story: Story) -> None:
         "A relay dies after sending",
         "A relay process is killed (-9) after the receiver said yes and before that was\n"
         "written down. Another takes its lanes over when the lease ends and sends again\n"
-        "with the same id: a receiver that remembers ids drops it. Nothing is lost.",
+        "with the same id. The billing service asks inbox.once(...), which knows the id:\n"
+        "the duplicate changes nothing.",
     )
     story.place("cyd")
     environment = os.environ | {
@@ -240,8 +244,8 @@ async def _poison(story: Story) -> None:
     story.step(
         6,
         "A poison message",
-        "The receiver refuses dan's order for good. It becomes a dead letter, and his\n"
-        "next order waits behind it. A person looks, mends the receiver, and retries.",
+        "The billing service refuses dan's order for good. It becomes a dead letter, and\n"
+        "his next order waits behind it. A person looks, mends the service, and redrives.",
     )
     poison = story.place("dan")
     story.receiver(refuse_always=story.orders)
@@ -251,30 +255,36 @@ async def _poison(story: Story) -> None:
     story.show_arrivals()
     letter = await actions.dead_show(story.url, poison)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "key", "error_code", "error", "attempts"):
-        table.add_column(name)
-    table.add_row(*(str(letter[n]) for n in ("id", "key", "error_code", "error", "attempts")))
+    names = ("id", "key", "attempts", "error")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    table.add_row(*(str(letter[name]) for name in names))
     story.say("[dim]$ postroom dead list[/]")
-    story.screen.print(table)
-    story.say(f"[dim]$ postroom dead retry {poison}[/]")
+    story.screen.print(Padding(table, (0, 0, 0, 3)))
+    await story.show_status()
+    story.say('[dim]$ postroom dead redrive --error-code unreadable --reason "mended"[/]')
     story.receiver()
-    await actions.retry(story.url, poison, why="the receiver was mended")
+    wish = jobs.Wish(error_code="unreadable")
+    job = await jobs.begin(story.url, "redrive", wish, why="mended")
+    job = await jobs.work(story.url, job.id)
+    story.say(f"job {job.id} is {job.state}: {job.queued} of {job.total} queued.")
     await story.relay()
     await story.relay()
     story.show_arrivals()
 
 
 def _reckoning(story: Story, seconds: float) -> bool:
-    with sqlite3.connect(story.file) as connection:
-        committed = {row[0] for row in connection.execute("SELECT id FROM shop_order")}
-    arrived = [one["order"] for one in story.received()]
-    twice = len(arrived) - len(set(arrived))
-    good = set(arrived) == committed
+    with closing(sqlite3.connect(story.file)) as connection:
+        committed = [row[0] for row in connection.execute("SELECT id FROM shop_order")]
+    with closing(sqlite3.connect(story.billing)) as connection:
+        billed = [row[0] for row in connection.execute("SELECT customer_order FROM bill")]
+    twice = sum(not one["billed"] for one in story.received())
+    good = sorted(billed) == sorted(committed)
     story.screen.print(
-        f"\n[bold]{len(committed)} orders committed, {len(set(arrived))} arrived, none lost, "
-        f"none invented;[/]\n{twice} came twice, with the same id."
-        if good
-        else f"\n[bold red]committed {sorted(committed)}, arrived {sorted(set(arrived))}[/]"
+        f"\n[bold]{len(committed)} orders committed, {len(billed)} billed: none lost, "
+        f"none invented, none billed twice.[/]\n{twice} message came twice, and was applied once."
+        if good and twice == 1
+        else f"\n[bold red]committed {sorted(committed)}, billed {sorted(billed)}, twice {twice}[/]"
     )
     story.screen.print(f"[dim]{seconds:.0f} s. Next: README.md, and `postroom --help`.[/]")
-    return good
+    return good and twice == 1
