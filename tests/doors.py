@@ -8,8 +8,15 @@ import inspect
 import json
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,8 +28,10 @@ import asyncmy.cursors
 import asyncpg
 import psycopg
 import psycopg.rows
+import psycopg2
+import psycopg2.extensions
+import psycopg2.extras
 import pymysql
-import pymysql.converters
 import pymysql.cursors
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import (
@@ -35,12 +44,10 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from postroom import Outbox, Published
-from postroom.databases.kinds import kind_of
+from postroom.databases.kinds import bare, kind_of
+from servers import leave_out
 
 Call = Callable[..., Any]
-
-# aiomysql 0.3.2 cannot send bytes with PyMySQL 1.2.3 and later; Postroom says so and refuses it.
-AIOMYSQL_WORKS = not isinstance(getattr(pymysql.converters, "escape_bytes_prefixed", None), str)
 
 
 async def answer(value: Any) -> Any:
@@ -66,7 +73,7 @@ class Open:
 
     @property
     def is_async(self) -> bool:
-        return kind_of(self.tx).is_async
+        return kind_of(bare(self.tx, to_write=False)).is_async
 
     async def execute(self, statement: str) -> None:
         await answer(self.run(statement))
@@ -155,7 +162,7 @@ def _engine_options(alone: bool) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _sync_engine(url: str, driver: str, alone: bool) -> AsyncIterator[Any]:
+async def open_engine(url: str, driver: str, alone: bool) -> AsyncIterator[Any]:
     engine = create_engine(sqlalchemy_url(url, driver), **_engine_options(alone))
     try:
         yield engine
@@ -164,7 +171,7 @@ async def _sync_engine(url: str, driver: str, alone: bool) -> AsyncIterator[Any]
 
 
 @asynccontextmanager
-async def _async_engine(url: str, driver: str, alone: bool) -> AsyncIterator[Any]:
+async def open_async_engine(url: str, driver: str, alone: bool) -> AsyncIterator[Any]:
     engine = create_async_engine(sqlalchemy_url(url, driver), **_engine_options(alone))
     try:
         yield engine
@@ -172,7 +179,7 @@ async def _async_engine(url: str, driver: str, alone: bool) -> AsyncIterator[Any
         await engine.dispose()
 
 
-def _of_session(tx: Any, session: Any, cls: type[Open] = Open) -> Open:
+def of_session(tx: Any, session: Any, cls: type[Open] = Open) -> Open:
     async def run(statement: str) -> None:
         connection = await answer(session.connection())
         await answer(connection.exec_driver_sql(statement))
@@ -186,16 +193,16 @@ def _of_session(tx: Any, session: Any, cls: type[Open] = Open) -> Open:
 async def session(
     url: str, driver: str, scoped: bool = False, alone: bool = False
 ) -> AsyncIterator[Open]:
-    async with _sync_engine(url, driver, alone) as engine:
+    async with open_engine(url, driver, alone) as engine:
         if scoped:
             registry = scoped_session(sessionmaker(engine))
             try:
-                yield _of_session(registry, registry)
+                yield of_session(registry, registry)
             finally:
                 registry.remove()
         else:
             with Session(engine) as tx:
-                yield _of_session(tx, tx)
+                yield of_session(tx, tx)
 
 
 @asynccontextmanager
@@ -203,21 +210,21 @@ async def async_session(
     url: str, driver: str, scoped: bool = False, plain: bool = False, alone: bool = False
 ) -> AsyncIterator[Open]:
     cls = Plain if plain else Open
-    async with _async_engine(url, driver, alone) as engine:
+    async with open_async_engine(url, driver, alone) as engine:
         if scoped:
             registry = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
             try:
-                yield _of_session(registry, registry(), cls)
+                yield of_session(registry, registry(), cls)
             finally:
                 await registry.remove()
         else:
             async with AsyncSession(engine) as tx:
-                yield _of_session(tx, tx, cls)
+                yield of_session(tx, tx, cls)
 
 
 @asynccontextmanager
 async def core(url: str, driver: str, alone: bool = False) -> AsyncIterator[Open]:
-    async with _sync_engine(url, driver, alone) as engine:
+    async with open_engine(url, driver, alone) as engine:
         with engine.connect() as tx:
             nested = sqlalchemy_savepoint(tx.begin_nested)
             yield Open(tx, tx.exec_driver_sql, tx.commit, tx.rollback, nested)
@@ -225,7 +232,7 @@ async def core(url: str, driver: str, alone: bool = False) -> AsyncIterator[Open
 
 @asynccontextmanager
 async def async_core(url: str, driver: str, alone: bool = False) -> AsyncIterator[Open]:
-    async with _async_engine(url, driver, alone) as engine, engine.connect() as tx:
+    async with open_async_engine(url, driver, alone) as engine, engine.connect() as tx:
         nested = sqlalchemy_savepoint(tx.begin_nested)
         yield Open(tx, tx.exec_driver_sql, tx.commit, tx.rollback, nested)
 
@@ -242,6 +249,52 @@ async def psycopg_async(url: str, alone: bool = False, **how: Any) -> AsyncItera
     async with await psycopg.AsyncConnection.connect(url, autocommit=alone, **how) as tx:
         yield Open(tx, tx.execute, tx.commit, tx.rollback, raw_savepoint(tx.execute))
         await tx.rollback()
+
+
+@contextmanager
+def odd_adapters() -> Iterator[None]:
+    """What applications register with psycopg2 for the whole process, and worse."""
+    extensions = psycopg2.extensions
+    before = dict(extensions.adapters)
+    psycopg2.extras.register_uuid()
+    for each in (list, dict):
+        extensions.register_adapter(each, psycopg2.extras.Json)
+    for each in (str, bytes, int):
+        extensions.register_adapter(each, lambda _: extensions.AsIs("'odd'"))
+    try:
+        yield
+    finally:
+        extensions.adapters.clear()
+        extensions.adapters.update(before)
+
+
+def set_odd_casts(connection: Any) -> None:
+    """Casts on the connection for every type there is to read."""
+    oids = (16, 17, 20, 21, 23, 25, 1043, 2950)
+    odd = psycopg2.extensions.new_type(oids, "ODD", lambda value, cursor: object())
+    psycopg2.extensions.register_type(odd, connection)
+
+
+class OwnConnection(psycopg2.extensions.connection):
+    """A subclass as applications write them, with a cursor of its own making."""
+
+    def cursor(self, *args: Any, **how: Any) -> Any:
+        return super().cursor(*args, **{"cursor_factory": psycopg2.extras.RealDictCursor} | how)
+
+
+@asynccontextmanager
+async def psycopg2_sync(
+    url: str, odd: bool = False, alone: bool = False, **how: Any
+) -> AsyncIterator[Open]:
+    def run(statement: str) -> None:
+        with tx.cursor() as made:
+            made.execute(statement)
+
+    with closing(psycopg2.connect(url, **how)) as tx, odd_adapters() if odd else nullcontext():
+        tx.autocommit = alone
+        if odd:
+            set_odd_casts(tx)
+        yield Open(tx, run, tx.commit, tx.rollback, raw_savepoint(run))
 
 
 async def set_codecs(connection: Any) -> None:
@@ -320,13 +373,41 @@ def mysql_options(url: str) -> dict[str, Any]:
     }
 
 
+class OwnMysqlConnection(pymysql.Connection):
+    """A subclass as applications write them."""
+
+
 @asynccontextmanager
 async def pymysql_sync(
-    url: str, cursor: Any = pymysql.cursors.Cursor, alone: bool = False
+    url: str,
+    cursor: Any = pymysql.cursors.Cursor,
+    connect: Any = pymysql.connect,
+    alone: bool = False,
 ) -> AsyncIterator[Open]:
     options = mysql_options(url)
     options["database"] = options.pop("db")
-    tx = pymysql.connect(**options, autocommit=alone, cursorclass=cursor)
+    tx = connect(**options, autocommit=alone, cursorclass=cursor)
+
+    def run(statement: str) -> None:
+        with tx.cursor() as made:
+            made.execute(statement)
+
+    with closing(tx):
+        yield Open(tx, run, tx.commit, tx.rollback, raw_savepoint(run))
+
+
+@asynccontextmanager
+async def mysqlclient_sync(
+    url: str, cursor: str = "Cursor", alone: bool = False
+) -> AsyncIterator[Open]:
+    try:
+        import MySQLdb.cursors
+    except ImportError:
+        leave_out("mysqlclient is not installed; scripts/install-mysqlclient builds it")
+    options = mysql_options(url)
+    options["database"] = options.pop("db")
+    tx = MySQLdb.connect(**options, cursorclass=getattr(MySQLdb.cursors, cursor))
+    tx.autocommit(alone)
 
     def run(statement: str) -> None:
         with tx.cursor() as made:
@@ -338,18 +419,27 @@ async def pymysql_sync(
 
 @asynccontextmanager
 async def mysql_async(
-    url: str, library: Any, cursor: Any = None, alone: bool = False
+    url: str, library: Any, cursor: Any = None, pool: bool = False, alone: bool = False
 ) -> AsyncIterator[Open]:
     name = "cursor_cls" if library is asyncmy else "cursorclass"
-    how = {name: cursor} if cursor else {}
-    tx = await library.connect(**mysql_options(url), autocommit=alone, **how)
+    how = mysql_options(url) | ({name: cursor} if cursor else {}) | {"autocommit": alone}
 
     async def run(statement: str) -> None:
         async with tx.cursor() as made:
             await made.execute(statement)
 
-    with closing(tx):
+    async with AsyncExitStack() as stack:
+        if pool:
+            made = await library.create_pool(minsize=1, maxsize=1, **how)
+            stack.push_async_callback(made.wait_closed)
+            stack.callback(made.close)
+            tx = await stack.enter_async_context(made.acquire())
+        else:
+            tx = await library.connect(**how)
+            stack.callback(tx.close)
         yield Open(tx, run, tx.commit, tx.rollback, raw_savepoint(run))
+        if pool and not alone:
+            await tx.rollback()  # aiomysql's pool drops a connection that is in a transaction
 
 
 def _door(kind: str, database: str, way: str, opener: Opener, **options: Any) -> Door:
@@ -374,7 +464,7 @@ def _sqlalchemy_doors() -> list[Door]:
             ]  # fmt: skip
     for database, drivers in (
         ("postgresql", ("asyncpg", "psycopg")),
-        ("mariadb", ("asyncmy", "aiomysql") if AIOMYSQL_WORKS else ("asyncmy",)),
+        ("mariadb", ("asyncmy", "aiomysql")),
         ("sqlite", ("aiosqlite",)),
     ):
         for driver in drivers:
@@ -405,6 +495,19 @@ DOORS = [
         "psycopg.AsyncConnection", "postgresql", "dict_row", psycopg_async,
         row_factory=psycopg.rows.dict_row,
     ),
+    _door("psycopg2.connection", "postgresql", "default", psycopg2_sync),
+    _door("psycopg2.connection", "postgresql", "odd", psycopg2_sync, odd=True),
+    _door(
+        "psycopg2.connection", "postgresql", "subclass", psycopg2_sync,
+        connection_factory=OwnConnection,
+    ),
+    *(
+        _door(
+            "psycopg2.connection", "postgresql", name, psycopg2_sync,
+            cursor_factory=getattr(psycopg2.extras, name),
+        )
+        for name in ("DictCursor", "RealDictCursor", "NamedTupleCursor")
+    ),
     _door("asyncpg.Connection", "postgresql", "default", asyncpg_raw),
     _door("asyncpg.Connection", "postgresql", "codecs", asyncpg_raw, codecs=True),
     _door("asyncpg.PoolConnectionProxy", "postgresql", "default", asyncpg_raw, pool=True),
@@ -422,19 +525,25 @@ DOORS = [
         "pymysql.Connection", "mariadb", "DictCursor", pymysql_sync,
         cursor=pymysql.cursors.DictCursor,
     ),
+    _door("pymysql.Connection", "mariadb", "subclass", pymysql_sync, connect=OwnMysqlConnection),
+    _door("MySQLdb.Connection", "mariadb", "default", mysqlclient_sync),
+    _door("MySQLdb.Connection", "mariadb", "DictCursor", mysqlclient_sync, cursor="DictCursor"),
+    _door("MySQLdb.Connection", "mariadb", "SSCursor", mysqlclient_sync, cursor="SSCursor"),
     _door("asyncmy.Connection", "mariadb", "default", mysql_async, library=asyncmy),
     _door(
         "asyncmy.Connection", "mariadb", "DictCursor", mysql_async,
         library=asyncmy, cursor=asyncmy.cursors.DictCursor,
     ),
-]  # fmt: skip
-
-AIOMYSQL_DOORS = [
     _door("aiomysql.Connection", "mariadb", "default", mysql_async, library=aiomysql),
     _door(
         "aiomysql.Connection", "mariadb", "DictCursor", mysql_async,
         library=aiomysql, cursor=aiomysql.DictCursor,
     ),
+    *(
+        _door(
+            f"{library.__name__}.Connection", "mariadb", "pool", mysql_async,
+            library=library, pool=True,
+        )
+        for library in (asyncmy, aiomysql)
+    ),
 ]  # fmt: skip
-if AIOMYSQL_WORKS:
-    DOORS += AIOMYSQL_DOORS

@@ -11,6 +11,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from doors import DOORS, Door, answer
+from doors_handed import HANDED_DOORS
 from postroom import failpoints
 from postroom.databases.kinds import KINDS, find_kind, kind_of, link_of
 from postroom.databases.sqlalchemy import SQLAlchemyLink, manner_of
@@ -30,7 +31,7 @@ def stages(
     stages.close()
 
 
-@pytest.fixture(params=DOORS, ids=str)
+@pytest.fixture(params=[*DOORS, *HANDED_DOORS], ids=str)
 def door(request: pytest.FixtureRequest) -> Door:
     return request.param
 

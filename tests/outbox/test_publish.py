@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 import doors
-from doors import AIOMYSQL_DOORS, AIOMYSQL_WORKS, DOORS, Door, Open
+import doors_handed
+from doors import Door, Open
 from postroom import Draft, Outbox, Published
-from postroom.databases.kinds import KINDS
+from postroom.databases.kinds import KINDS, WRAPPERS, bare, kind_of
 from postroom.errors import (
     CommitUnknown,
-    ConfigurationError,
     InvalidMessage,
     MessageTooLarge,
-    UnknownConnection,
     WouldCommitAlone,
     WrongCall,
 )
@@ -27,6 +26,7 @@ from stages import Stage, Stages
 MOMENT = dt.datetime(2031, 3, 30, 1, 59, 59, 999_999, tzinfo=dt.UTC)
 MOMENT_US = 1_932_602_399_999_999
 outbox = Outbox(routes={"order.*": "orders"})
+DOORS = [*doors.DOORS, *doors_handed.HANDED_DOORS]
 
 each_door = pytest.mark.parametrize("door", DOORS, ids=str)
 one_door_a_kind = pytest.mark.parametrize(
@@ -34,8 +34,17 @@ one_door_a_kind = pytest.mark.parametrize(
 )
 
 
-# SQLAlchemy's AUTOCOMMIT has no transactions of its own.
-ENGINES = (doors.session, doors.async_session, doors.core, doors.async_core)
+# SQLAlchemy's AUTOCOMMIT has no transactions of its own, and DBUtils wants to be told of them.
+WITHOUT_BEGIN = (
+    doors.session,
+    doors.async_session,
+    doors.core,
+    doors.async_core,
+    doors_handed.flask_session,
+    doors_handed.sqlmodel_session,
+    doors_handed.sqlmodel_async_session,
+    doors_handed.dbutils,
+)
 
 
 @pytest.fixture
@@ -50,20 +59,8 @@ async def opened(door: Door, stage: Stage) -> AsyncIterator[Open]:
 
 
 def test_every_kind_is_in_the_suite() -> None:
-    suite = DOORS if AIOMYSQL_WORKS else DOORS + AIOMYSQL_DOORS  # refused in a test below
-    assert {door.kind for door in suite} == {kind.name for kind in KINDS}
-
-
-@pytest.mark.skipif(AIOMYSQL_WORKS, reason="this aiomysql works and is in the suite")
-async def test_an_aiomysql_that_cannot_send_bytes_is_refused(stages: Stages) -> None:
-    remedy = r"pip install 'PyMySQL<1\.2\.3', or use asyncmy"
-    stage = stages["mariadb"]
-    async with AIOMYSQL_DOORS[0].open(stage.url) as opened:
-        with pytest.raises(ConfigurationError, match=remedy):
-            await opened.publish(outbox, b"", type="t")
-    async with doors.async_session(stage.url, driver="aiomysql", plain=True) as opened:
-        with pytest.raises(ConfigurationError, match=remedy):
-            await opened.publish(outbox, b"", type="t")
+    wrappers = {f"{library}.{cls}" for library, cls in WRAPPERS}
+    assert {door.kind for door in DOORS} == {kind.name for kind in KINDS} | wrappers
 
 
 @each_door
@@ -363,23 +360,29 @@ async def test_was_committed_looks_everywhere_and_needs_no_transaction(
             assert await opened.was_committed(outbox, id)
 
 
+REMEDIES = {
+    "asyncpg": "async with connection.transaction",
+    "psycopg": "with connection.transaction",
+    "psycopg2": "with connection:",
+    "sqlalchemy": "isolation_level='AUTOCOMMIT'",
+    "sqlite3": "execute BEGIN first",
+    "aiosqlite": "execute BEGIN first",
+}
+
+
 @each_door
 async def test_refused_where_it_would_commit_by_itself(door: Door, stage: Stage) -> None:
-    remedy = {
-        "asyncpg": "async with connection.transaction",
-        "psycopg": "with connection.transaction",
-        "sqlalchemy": "isolation_level='AUTOCOMMIT'",
-        "sqlite3": "execute BEGIN first",
-        "aiosqlite": "execute BEGIN first",
-    }.get(door.kind.partition(".")[0], "connection.begin")
     async with door.open(stage.url, alone=True) as opened:
+        remedy = REMEDIES.get(kind_of(bare(opened.tx, to_write=False)).library, "connection.begin")
+        if door.kind.startswith("dbutils"):
+            remedy = "connection.begin"
         with pytest.raises(WouldCommitAlone) as refused:
             await opened.publish(outbox, b"", type="t")
         assert remedy in str(refused.value)
     assert stage.messages() == []
 
 
-@pytest.mark.parametrize("door", [d for d in DOORS if d.opener not in ENGINES], ids=str)
+@pytest.mark.parametrize("door", [d for d in DOORS if d.opener not in WITHOUT_BEGIN], ids=str)
 async def test_welcome_once_a_transaction_is_open(door: Door, stage: Stage) -> None:
     """Autocommit is no reason to refuse: what counts is whether this INSERT would commit."""
     begin = "BEGIN" if door.database != "mariadb" else "START TRANSACTION"
@@ -410,14 +413,6 @@ async def test_the_wrong_call_names_the_right_one(opened: Open, stage: Stage) ->
         outbox.publish(opened.tx, b"", type="t")
     with pytest.raises(WrongCall, match=r"await outbox\.publish_async"):
         outbox.publish_many(opened.tx, [Draft(payload=b"", type="t")])
-
-
-def test_what_is_no_connection_is_named_with_what_is() -> None:
-    with pytest.raises(UnknownConnection) as refused:
-        outbox.publish("sqlite:///x.db", b"", type="t")
-    assert "builtins.str" in str(refused.value)
-    assert "sqlalchemy.AsyncSession" in str(refused.value)
-    assert "asyncpg.PoolConnectionProxy" in str(refused.value)
 
 
 async def test_published_may_be_awaited() -> None:

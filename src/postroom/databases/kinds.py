@@ -1,19 +1,21 @@
 """The kinds of connection a user may publish on, recognised without importing their libraries.
 
 `KINDS` is the whole list. A kind is found by the names of a class and its bases, so a subclass
-(SQLModel's Session, a pool's own connection class) is found too.
+(SQLModel's Session, a pool's own connection class) is found too. `WRAPPERS` are what pools put
+around a connection: what is inside is what is written on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from postroom.errors import UnknownConnection
+from postroom.databases.unknown import remedy
+from postroom.errors import UnknownConnection, WouldCommitAlone
 
-__all__ = ["KINDS", "Kind", "find_kind", "kind_of", "link_of"]
+__all__ = ["KINDS", "WRAPPERS", "Kind", "bare", "find_kind", "kind_of", "link_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Kind:
 _ENGINE = "use an engine without isolation_level='AUTOCOMMIT'"
 _MYSQL = "call `connection.begin()` first, or connect with autocommit=False"
 _SQLITE = "execute BEGIN first, or connect without isolation_level=None (or autocommit=True)"
+_PSYCOPG2 = "write `with connection:` around it, or set connection.autocommit = False"
 _PSYCOPG = "`with connection.transaction():` around it, or connect without autocommit=True"
 _ASYNCPG = "write `async with connection.transaction():` around it"
 
@@ -73,38 +76,90 @@ KINDS: tuple[Kind, ...] = (
         f"write `async {_PSYCOPG[1:]}",
         is_async=True,
     ),
+    Kind("psycopg2", "connection", "psycopg2:Psycopg2Link", _PSYCOPG2),
     Kind("asyncpg", "Connection", "asyncpg:AsyncpgLink", _ASYNCPG, is_async=True),
     Kind("asyncpg", "PoolConnectionProxy", "asyncpg:AsyncpgLink", _ASYNCPG, is_async=True),
     Kind("sqlite3", "Connection", "sqlite:SqliteLink", _SQLITE),
     Kind("aiosqlite", "Connection", "sqlite:AiosqliteLink", _SQLITE, is_async=True),
     Kind("pymysql", "Connection", "mysql:PymysqlLink", _MYSQL),
+    Kind("MySQLdb", "Connection", "mysql:MysqlclientLink", _MYSQL),
     Kind("asyncmy", "Connection", "mysql:AsyncmyLink", _MYSQL, is_async=True),
     Kind("aiomysql", "Connection", "mysql:AsyncmyLink", _MYSQL, is_async=True),
 )
 _BY_NAME = {(kind.library, kind.cls): kind for kind in KINDS}
 
 
+def _driver_connection(wrapper: Any, to_write: bool) -> object:
+    """What a connection of SQLAlchemy's pool, or the face it gives an async one, is around."""
+    if (connection := wrapper.driver_connection) is None:
+        raise UnknownConnection(
+            "this connection was closed or given back to its pool: take one from the pool again"
+        )
+    return connection
+
+
+def _steady(wrapper: Any, to_write: bool) -> object:
+    """What DBUtils is around; it reconnects by itself unless it was told of the transaction."""
+    if to_write and not wrapper._transaction:
+        raise WouldCommitAlone(
+            "a DBUtils connection that was not told of a transaction reconnects by itself, and "
+            "what was written before is lost in silence: call `connection.begin()` first"
+        )
+    return wrapper._con
+
+
+def _pooled(wrapper: Any, to_write: bool) -> object:
+    if (connection := wrapper._con) is None:
+        raise UnknownConnection(
+            "this connection was given back to its pool: call `pool.connection()` again"
+        )
+    return connection
+
+
+WRAPPERS: dict[tuple[str, str], Callable[[Any, bool], object]] = {
+    ("sqlalchemy", "_ConnectionFairy"): _driver_connection,
+    ("sqlalchemy", "AdaptedConnection"): _driver_connection,
+    ("dbutils", "PooledDedicatedDBConnection"): _pooled,
+    ("dbutils", "PooledSharedDBConnection"): _pooled,
+    ("dbutils", "SteadyDBConnection"): _steady,
+}
+
+
+def bare(tx: object, *, to_write: bool = True) -> Any:
+    """The connection inside what a pool has put around it; anything else as it is."""
+    for name in _names(tx):
+        if (inside := WRAPPERS.get(name)) is not None:
+            return bare(inside(tx, to_write), to_write=to_write)
+    return tx
+
+
+def _names(tx: object) -> Iterator[tuple[str, str]]:
+    """The library and name of an object's class and of every base."""
+    for cls in type(tx).__mro__:
+        yield cls.__module__.partition(".")[0], cls.__name__
+
+
 def find_kind(tx: object) -> Kind | None:
     """The kind of a connection or session, or None."""
-    for cls in type(tx).__mro__:
-        library = cls.__module__.partition(".")[0]
-        if (kind := _BY_NAME.get((library, cls.__name__))) is not None:
+    for name in _names(tx):
+        if (kind := _BY_NAME.get(name)) is not None:
             return kind
     return None
 
 
 def kind_of(tx: object) -> Kind:
-    """The kind of a connection or session, or an error that names what was given."""
+    """The kind of a connection or session, or an error that says what to give instead."""
     if (kind := find_kind(tx)) is not None:
         return kind
     given = f"{type(tx).__module__}.{type(tx).__qualname__}"
     accepted = ", ".join(kind.name for kind in KINDS)
+    instead = remedy(tx) or f"give it one of {accepted}"
     raise UnknownConnection(
-        f"publish writes on your own session or connection, and a {given} is none it knows: "
-        f"give it one of {accepted}"
+        f"publish writes on your own session or connection, and a {given} is none: {instead}"
     )
 
 
 def link_of(tx: object) -> Any:
     """The link on a connection or session: a `Link`, or an `AsyncLink` if its kind is async."""
-    return kind_of(tx).link(tx)
+    inside = bare(tx, to_write=False)
+    return kind_of(inside).link(inside)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from postroom.databases.mysql import check_aiomysql
+from postroom.databases.mysql import for_aiomysql
+from postroom.databases.psycopg2 import array, without_view
 from postroom.databases.steps import Manner, Step, drive
 from postroom.errors import UnknownConnection
 from postroom.flow import Rows, Statement
@@ -26,6 +28,11 @@ _DIALECTS = {
 }
 # Their executemany sends one statement a row; one array a column is one statement in all.
 _ARRAYS = {"asyncpg", "psycopg2"}
+# Values as a driver can send them, where it needs help.
+_FITTED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
+    "aiomysql": for_aiomysql,
+    "psycopg2": lambda values: tuple(map(array, values)),
+}
 
 
 def manner_of(dialect: Dialect) -> Manner:
@@ -36,8 +43,6 @@ def manner_of(dialect: Dialect) -> Manner:
             f"Postroom speaks PostgreSQL, MariaDB, MySQL and SQLite, not {dialect.name}: "
             "give it a session or connection of one of those"
         )
-    if dialect.driver == "aiomysql":
-        check_aiomysql()
     if dialect.driver == "asyncpg":
         style = "dollar"
     elif name == "sqlite" or dialect.paramstyle == "qmark":
@@ -75,19 +80,18 @@ class SQLAlchemyLink:
         return drive(statement, self._manner, self._take)
 
     def _take(self, step: Step) -> Rows | None:
+        driver = self.connection.dialect.driver
+        if (fit := _FITTED.get(driver)) is not None:
+            step = step.with_values(fit)
         if step.many is not None:
             self.connection.exec_driver_sql(step.text, step.many).close()
             return None
         with self.connection.exec_driver_sql(step.text, step.values) as result:
             if not result.returns_rows:
                 return None
-            if self.connection.dialect.driver == "psycopg2":  # it returns bytes as a memoryview
-                return [tuple(map(_without_view, row)) for row in result]
+            if driver == "psycopg2":  # it returns bytes as a memoryview
+                return [tuple(map(without_view, row)) for row in result]
             return [tuple(row) for row in result]
-
-
-def _without_view(value: Any) -> Any:
-    return value.tobytes() if isinstance(value, memoryview) else value
 
 
 def _autocommits(connection: Connection) -> bool:

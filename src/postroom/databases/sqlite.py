@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from postroom.databases.steps import Manner, Step, drive, drive_async
+from postroom.errors import UnknownConnection
 from postroom.flow import Rows, Statement
 
 if TYPE_CHECKING:
@@ -71,9 +72,16 @@ class AiosqliteLink:
 
     def __init__(self, connection: aiosqlite.Connection) -> None:
         self.connection = connection
+        try:
+            self._inside = connection._conn
+        except ValueError:
+            raise UnknownConnection(
+                "this aiosqlite connection is not open: write `async with aiosqlite.connect(...) "
+                "as connection:` and publish inside"
+            ) from None
 
     def commits_alone(self) -> bool:
-        return _commits_alone(self.connection._conn)
+        return _commits_alone(self._inside)
 
     async def execute(self, statement: Statement) -> Rows:
         return await drive_async(statement, _MANNER, self._take)

@@ -9,7 +9,7 @@ step.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from postroom import failpoints
@@ -39,6 +39,11 @@ class Step:
     values: tuple[Any, ...] = ()
     many: list[tuple[Any, ...]] | None = None
     lone: bool = True
+
+    def with_values(self, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Step:
+        """The step with its values as a driver wants them."""
+        many = None if self.many is None else [change(row) for row in self.many]
+        return replace(self, values=change(self.values), many=many)
 
 
 Steps: TypeAlias = Generator[Step, "Rows | None", Rows]

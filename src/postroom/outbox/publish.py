@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from postroom.databases.caller import refuse_alone
-from postroom.databases.kinds import Kind, kind_of
+from postroom.databases.kinds import Kind, bare, kind_of
 from postroom.errors import ConfigurationError, InvalidMessage, WrongCall
 from postroom.flow import Flow, T, run, run_async
 from postroom.messages import DEFAULT_MAX_BYTES, Draft, check_topic, encode
@@ -159,10 +159,12 @@ class Outbox:
         Ask on a new connection, once the old one is gone: a transaction sees its own messages, and
         a server that is still at work on the COMMIT has not decided yet.
         """
+        tx = bare(tx, to_write=False)
         return _run(kind_of(tx), tx, writing.is_committed(_id_of(message)))
 
     async def was_committed_async(self, tx: Any, message: str | uuid.UUID | Published) -> bool:
         """`was_committed` on any kind of session or connection."""
+        tx = bare(tx, to_write=False)
         kind = kind_of(tx)
         flow = writing.is_committed(_id_of(message))
         if not kind.is_async:
@@ -191,6 +193,7 @@ class Outbox:
         return None
 
     def _put(self, tx: Any, items: list[Item]) -> list[Published]:
+        tx = bare(tx)
         kind = kind_of(tx)
         if kind.is_session:
             from postroom.outbox import sessions
@@ -206,6 +209,7 @@ class Outbox:
         return [item.published for item in items]
 
     async def _put_async(self, tx: Any, items: list[Item]) -> list[Published]:
+        tx = bare(tx)
         kind = kind_of(tx)
         if not kind.is_async:
             return self._put(tx, items)

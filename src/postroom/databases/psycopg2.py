@@ -1,0 +1,92 @@
+"""psycopg2 connections. Each statement has a plain cursor of our own with its own type casts, and
+values are adapted here, so what users register or set on the connection does not matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from postroom.databases.steps import Manner, Step, drive
+from postroom.errors import UnknownConnection
+from postroom.flow import Rows, Statement
+
+__all__ = ["Psycopg2Link", "array", "without_view"]
+
+# Its executemany sends one statement a row; one array a column is one statement in all.
+_MANNER = Manner("postgresql", "format", arrays=True)
+
+
+class Psycopg2Link:
+    """Carries out statements on a `psycopg2.extensions.connection`."""
+
+    dialect = "postgresql"
+
+    def __init__(self, connection: Any) -> None:
+        if connection.async_:
+            raise UnknownConnection(
+                "a psycopg2 connection made with async_=True has no transactions that can be "
+                "waited for: give it one made without, or a connection of psycopg 3 or asyncpg"
+            )
+        self.connection = connection
+
+    def commits_alone(self) -> bool:
+        """`with connection:` makes an autocommit connection begin with its next statement and
+        shows it nowhere, so that one is asked before it is refused."""
+        if not self.connection.autocommit or not self._is_idle():
+            return False
+        with self._cursor() as cursor:
+            cursor.execute("SELECT 1")
+        return self._is_idle()
+
+    def execute(self, statement: Statement) -> Rows:
+        return drive(statement, _MANNER, self._take)
+
+    def _is_idle(self) -> bool:
+        from psycopg2.extensions import TRANSACTION_STATUS_IDLE
+
+        return bool(self.connection.get_transaction_status() == TRANSACTION_STATUS_IDLE)
+
+    def _take(self, step: Step) -> Rows | None:
+        with self._cursor() as cursor:
+            if step.many is not None:
+                cursor.executemany(step.text, [tuple(map(_adapted, row)) for row in step.many])
+                return None
+            cursor.execute(step.text, tuple(map(_adapted, step.values)))
+            if not cursor.description:
+                return None
+            return [tuple(map(without_view, row)) for row in cursor.fetchall()]
+
+    def _cursor(self) -> Any:
+        from psycopg2 import BINARY
+        from psycopg2.extensions import INTEGER, LONGINTEGER, UNICODE, cursor, register_type
+
+        made = cursor(self.connection)
+        for cast in (UNICODE, INTEGER, LONGINTEGER, BINARY):
+            register_type(cast, made)
+        return made
+
+
+def _adapted(value: Any) -> Any:
+    """A value as psycopg2 would adapt it if nobody had told it otherwise."""
+    from psycopg2 import extensions
+
+    if isinstance(value, str):
+        return extensions.QuotedString(value)
+    if isinstance(value, bytes):
+        return extensions.Binary(value)
+    if isinstance(value, int):
+        return extensions.Int(value)
+    return array(value)
+
+
+def array(value: Any) -> Any:
+    """A list as an array, though many applications register lists as JSON."""
+    if not isinstance(value, list):
+        return value
+    from psycopg2._psycopg import List
+
+    return List([_adapted(each) for each in value])
+
+
+def without_view(value: Any) -> Any:
+    """A value as it is, bytes for a memoryview."""
+    return value.tobytes() if isinstance(value, memoryview) else value
