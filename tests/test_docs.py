@@ -82,7 +82,9 @@ class Story:
 
     def play(self, block: Block) -> None:
         if block.file:
-            (self.folder / block.file).write_text(block.text, encoding="utf-8")
+            path = self.folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             self._run(block)
         elif block.language == "console":

@@ -51,6 +51,20 @@ async def test_on_postgresql_15(postgres15_post: Post) -> None:
     assert post.sql("SELECT state, holds_key FROM {p}dead_letter") == [("dead", True)]
 
 
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+async def test_on_aiomysql(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    post.broker.fail(lambda m: m.payload == b"5", POISON)
+    monkeypatch.setattr(post, "url", post.url.replace("mysql:", "mysql+aiomysql:"))
+    async with post.relay() as relay:
+        monkeypatch.undo()
+        await post.put(*(note("k", n) for n in range(9)), note("other", 1))
+        await eventually_async(lambda: post.numbers("held") == [5, 6, 7, 8])
+        await eventually_async(lambda: ("other", 1) in told(post.broker.messages))
+        assert relay.database.target.url.drivername == "mysql+aiomysql"
+    assert post.sql("SELECT state, holds_key FROM {p}dead_letter") == [("dead", True)]
+    assert by_key(post.broker.messages)["k"] == [0, 1, 2, 3, 4]
+
+
 async def test_a_running_relay_delivers_what_comes_and_hands_back_its_lanes(post: Post) -> None:
     async with post.relay() as relay:
         for n in range(20):

@@ -15,13 +15,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from postroom.databases import scripts
 from postroom.databases.schema import found, lacking, made_by, migrations, newest
-from postroom.databases.sql import DIALECTS, query_text, split
+from postroom.databases.sql import DIALECTS, query_text
 from postroom.databases.trouble import explain
 from postroom.databases.urls import Target, resolve
 from postroom.errors import ConfigurationError, PostroomError, Refused, SchemaError
+from postroom.flow import Rows
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -45,16 +47,6 @@ ROLES = {
 }
 LANES = 16
 WAL_PATIENCE_SECONDS = 30
-
-# What would be lost below each version: the table, what it holds, and how to have it empty.
-_UNDELIVERED = ("undelivered messages", "let the relay deliver them")
-_PRECIOUS: dict[int, tuple[tuple[str, str, str], ...]] = {
-    1: tuple((name, *_UNDELIVERED) for name in ("outbox", "delayed", "held", "dead_letter")),
-    2: (
-        ("inbox", "records of what consumers have handled", "prune them when they are old enough"),
-        ("job", "unfinished jobs", "finish them with `postroom dead redrive --resume`"),
-    ),
-}
 
 _ROLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
@@ -85,7 +77,7 @@ async def install(url: str) -> Change:
 async def upgrade(url: str, to: int | None = None) -> Change:
     """Bring the tables to a version, the newest unless told."""
     target = resolve(url)
-    goal = _known_version(target.dialect, to)
+    goal = scripts.checked(target.dialect, to)
     async with _open_existing(target) as connection:
         before = await _known(connection, target) if connection else 0
         if connection is None or before == 0:
@@ -105,7 +97,7 @@ async def downgrade(url: str, to: int, force: bool = False) -> Change:
     Messages that were not delivered would be lost with them: that needs `force`.
     """
     target = resolve(url)
-    goal = _known_version(target.dialect, to)
+    goal = scripts.checked(target.dialect, to)
     async with _open_existing(target) as connection:
         before = await _known(connection, target) if connection else 0
         if before < goal:
@@ -206,7 +198,7 @@ async def _climb(connection: AsyncConnection, target: Target, goal: int) -> None
             async with _turn(connection, target):
                 # Read again: whoever had the turn before may have done it.
                 if await _version(connection, target) < step.version:
-                    await _run(connection, step.up)
+                    await connection.run_sync(scripts.run, step.up)
 
 
 async def _descend(connection: AsyncConnection, target: Target, goal: int, force: bool) -> None:
@@ -214,25 +206,14 @@ async def _descend(connection: AsyncConnection, target: Target, goal: int, force
     async with _turn(connection, target):
         present = await _version(connection, target)
         steps = [s for s in reversed(migrations(target.dialect)) if goal < s.version <= present]
-        if not force:
-            for step in steps:
-                await _refuse_to_lose(connection, target, step.version)
+        versions = [step.version for step in steps]
+        if not force and (
+            loss := await connection.run_sync(scripts.would_lose, target.dialect, versions)
+        ):
+            sentence = f"There are {loss.what} in {target.safe} ({loss.table})"
+            raise Refused(f"{sentence}: {loss.remedy}, or use --force to lose them.")
         for step in steps:
-            await _run(connection, step.down)
-
-
-async def _refuse_to_lose(connection: AsyncConnection, target: Target, version: int) -> None:
-    """Refuse to go below a version whose tables hold what nobody else remembers."""
-    shape = made_by(target.dialect, newest(target.dialect))
-    there = await connection.run_sync(found, target.dialect, set(shape.tables))
-    present = {re.split(r"postroom[._]", name)[-1] for name in there.tables}
-    # Elsewhere the turn itself keeps publishers out (SQLite), or nothing can (MariaDB).
-    if target.dialect == "postgresql" and version == 1:
-        await _rows(connection, target, "stop_publishing")
-    for name, held, remedy in _PRECIOUS[version]:
-        if name in present and await _rows(connection, target, f"{name}_any"):
-            sentence = f"There are {held} in {target.safe} ({name})"
-            raise Refused(f"{sentence}: {remedy}, or use --force to lose them.")
+            await connection.run_sync(scripts.run, step.down)
 
 
 @asynccontextmanager
@@ -300,14 +281,7 @@ async def _open_existing(target: Target) -> AsyncIterator[AsyncConnection | None
 
 
 async def _version(connection: AsyncConnection, target: Target) -> int:
-    if await _rows(connection, target, "meta_there") == [(0,)]:
-        version = "0"
-    else:
-        rows = await _rows(connection, target, "schema_version")
-        version = rows[0][0] if rows else "0"
-    if not version.isdecimal():
-        raise SchemaError(f"The schema version recorded in {target.safe} is not a number.")
-    return int(version)
+    return await connection.run_sync(scripts.present_version, target.dialect, target.safe)
 
 
 async def _known(connection: AsyncConnection, target: Target) -> int:
@@ -326,41 +300,22 @@ async def _check_server(connection: AsyncConnection, target: Target) -> list[str
     if await _rows(connection, target, "writable") != [(1,)]:
         problems.append("The server is read-only; point the URL at the primary.")
     if target.dialect == "sqlite":
-        mode = (await _execute(connection, "PRAGMA journal_mode")).scalar()
+        ((mode,),) = await _execute(connection, "PRAGMA journal_mode")
         if mode != "wal":
             problems.append(f"The journal mode is {mode}, not WAL; run `postroom db install`.")
     return problems
 
 
-async def _rows(connection: AsyncConnection, target: Target, name: str) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    for statement in split(_text(name, target.dialect)):
-        result = await _execute(connection, statement)
-        rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else rows
-    return rows
+async def _rows(connection: AsyncConnection, target: Target, name: str) -> Rows:
+    return await connection.run_sync(scripts.rows, target.dialect, name)
 
 
-async def _run(connection: AsyncConnection, script: str) -> None:
-    for statement in split(script):
-        await _execute(connection, statement)
-
-
-async def _execute(connection: AsyncConnection, statement: str) -> Any:
-    # Without parameters the driver leaves percent signs alone.
-    return await connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+async def _execute(connection: AsyncConnection, statement: str) -> Rows:
+    return await connection.run_sync(scripts.execute, statement)
 
 
 def _text(name: str, dialect: str) -> str:
     return query_text("postroom.databases", dialect, name)
-
-
-def _known_version(dialect: str, version: int | None) -> int:
-    known = newest(dialect)
-    if version is None:
-        return known
-    if not 0 <= version <= known:
-        raise ConfigurationError(f"There is no schema version {version}; the newest is {known}.")
-    return version
 
 
 def _require_dialect(dialect: str) -> None:

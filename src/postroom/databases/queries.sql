@@ -14,6 +14,11 @@ BEGIN;
 SET LOCAL lock_timeout = '30s';
 SELECT 1 FROM (SELECT pg_advisory_xact_lock(7813864120559)) AS turn;
 
+-- name: take_turn
+-- only: postgresql
+-- The same in a transaction of others, whose timeouts are theirs.
+SELECT 1 FROM (SELECT pg_advisory_xact_lock(7813864120559)) AS turn
+
 -- name: wait_briefly
 -- A schema change that queues behind a long transaction makes everybody queue behind it.
 SET LOCAL lock_timeout = '2s'
