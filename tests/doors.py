@@ -163,6 +163,8 @@ def _engine_options(alone: bool) -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_engine(url: str, driver: str, alone: bool) -> AsyncIterator[Any]:
+    if driver == "mysqldb":
+        mysqlclient()
     engine = create_engine(sqlalchemy_url(url, driver), **_engine_options(alone))
     try:
         yield engine
@@ -396,17 +398,23 @@ async def pymysql_sync(
         yield Open(tx, run, tx.commit, tx.rollback, raw_savepoint(run))
 
 
-@asynccontextmanager
-async def mysqlclient_sync(
-    url: str, cursor: str = "Cursor", alone: bool = False
-) -> AsyncIterator[Open]:
+def mysqlclient() -> Any:
+    """Its module; what needs it is left out where it could not be built."""
     try:
         import MySQLdb.cursors
     except ImportError:
         leave_out("mysqlclient is not installed; scripts/install-mysqlclient builds it")
+    return MySQLdb
+
+
+@asynccontextmanager
+async def mysqlclient_sync(
+    url: str, cursor: str = "Cursor", alone: bool = False
+) -> AsyncIterator[Open]:
+    library = mysqlclient()
     options = mysql_options(url)
     options["database"] = options.pop("db")
-    tx = MySQLdb.connect(**options, cursorclass=getattr(MySQLdb.cursors, cursor))
+    tx = library.connect(**options, cursorclass=getattr(library.cursors, cursor))
     tx.autocommit(alone)
 
     def run(statement: str) -> None:
@@ -450,7 +458,7 @@ def _sqlalchemy_doors() -> list[Door]:
     doors = []
     for database, drivers in (
         ("postgresql", ("psycopg2", "psycopg")),
-        ("mariadb", ("pymysql",)),
+        ("mariadb", ("pymysql", "mysqldb")),
         ("sqlite", ("pysqlite",)),
     ):
         for driver in drivers:

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
-from doors import odd_adapters, sqlalchemy_url
+from doors import mysql_options, odd_adapters, sqlalchemy_url
 from postroom import Draft, Outbox, message
 from postroom.databases import migrate
 from postroom.errors import SeveralBinds, UnknownConnection, WouldCommitAlone
@@ -112,6 +113,18 @@ def test_dbutils_reconnects_only_where_it_was_not_told_of_a_transaction(
 async def test_an_aiosqlite_connection_that_is_not_open_is_named() -> None:
     with pytest.raises(UnknownConnection, match="this aiosqlite connection is not open"):
         await outbox.publish_async(aiosqlite.connect("nothing.db"), b"", type="t")
+
+
+async def test_aiomysql_does_not_warn_of_a_taken_dedup_key(stages: Stages) -> None:
+    stage = stages["mariadb"]
+    connection = await aiomysql.connect(**mysql_options(stage.url))
+    with closing(connection), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for expected in (False, True):
+            published = await outbox.publish_async(connection, b"1", type="t", dedup_key="d")
+            assert published.duplicate is expected
+        await connection.commit()
+    assert stage.payloads() == [b"1"]
 
 
 def test_pymysql_in_the_place_of_mysqldb(stages: Stages) -> None:

@@ -20,17 +20,20 @@ from stages import Stage, Stages
 outbox = Outbox()
 BLOCKED_SECONDS = 0.3
 
-# One synchronous and one asynchronous way to each server; SQLite has one writer at a time anyway.
+# Each driver of a server once, and a session; SQLite has one writer at a time anyway.
 RACERS = {
     str(door): door
     for door in DOORS
     if str(door)
     in (
         "psycopg.Connection-postgresql-default",
+        "psycopg2.connection-postgresql-default",
         "asyncpg.Connection-postgresql-default",
         "sqlalchemy.AsyncSession-postgresql-asyncpg-plain",
         "pymysql.Connection-mariadb-default",
+        "MySQLdb.Connection-mariadb-default",
         "asyncmy.Connection-mariadb-default",
+        "aiomysql.Connection-mariadb-default",
         "sqlalchemy.AsyncSession-mariadb-asyncmy-plain",
         "sqlite3.Connection-sqlite-default",
     )

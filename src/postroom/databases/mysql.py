@@ -3,6 +3,7 @@ plain cursor of our own, so the connection's cursor class does not matter."""
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -27,6 +28,15 @@ def _plain_cursor(connection: Any) -> Any:
         if library in ("pymysql", "MySQLdb", "asyncmy", "aiomysql"):
             return import_module(f"{library}.cursors").Cursor
     raise AssertionError(type(connection))
+
+
+@cache
+def _silent(cursor: Any) -> Any:
+    """A cursor of aiomysql that does not warn of a taken dedup key, which is no error here."""
+
+    async def show_nothing(self: Any, connection: Any) -> None: ...
+
+    return type("Cursor", (cursor,), {"_show_warnings": show_nothing})
 
 
 class _Bytes:
@@ -96,6 +106,8 @@ class AsyncmyLink:
         self.connection = connection
         self._cursor = _plain_cursor(connection)
         self._is_aiomysql = self._cursor.__module__.startswith("aiomysql.")
+        if self._is_aiomysql:
+            self._cursor = _silent(self._cursor)
 
     def commits_alone(self) -> bool:
         return _commits_alone(self.connection)
