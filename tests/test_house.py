@@ -20,6 +20,7 @@ import postroom
 from postroom import errors, signals
 from postroom.config import RelaySettings
 from postroom.databases import sql
+from postroom.databases.kinds import KINDS, WRAPPERS
 from postroom.ops.cli import app
 from postroom.outbox.publish import Outbox
 
@@ -216,6 +217,14 @@ def test_environment_variables_are_explained() -> None:
     named = {name for name in named if not name.startswith("POSTROOM_RELAY")}  # a family
     named -= {"POSTROOM_DEMO"}  # between the demo and its own processes
     assert [name for name in sorted(named) if f"`{name}`" not in page("README.md")] == []
+
+
+def test_connections_are_explained() -> None:
+    text = page("docs/connections.md").lower()
+    for library, cls in [*((kind.library, kind.cls) for kind in KINDS), *WRAPPERS]:
+        assert library.lower() in text, library
+        # What pools put around a connection has a name nobody writes.
+        assert (library, cls) in WRAPPERS or cls.lower() in text, cls
 
 
 def test_brokers_are_explained() -> None:

@@ -296,6 +296,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "message": (lambda: Handed(1), "session or connection comes first"),
     "django model": (lambda: object.__new__(models.Model), "inside `transaction.atomic()`"),
     "django connection": (lambda: django_connection, "inside `transaction.atomic()`"),
+    "generator": (lambda: (each for each in ()), "`Depends` hands it to you"),
     "url": (lambda: "sqlite:///x.db", "builtins.str is none: open a session or connection"),
     "None": (lambda: None, "give the session or connection of your transaction"),
     "anything": (object, "give it one of sqlalchemy.Session, "),

@@ -53,6 +53,8 @@ def remedy(given: object) -> str | None:
         return "open a session or connection to it, and give that"
     if inspect.iscoroutine(given):
         return "it has not been awaited; await it, and give what that returns"
+    if inspect.isgenerator(given) or inspect.isasyncgen(given):
+        return "give the session it yields (in FastAPI, `Depends` hands it to you)"
     for cls in type(given).__mro__:
         library = cls.__module__.partition(".")[0]
         if (known := _KNOWN.get((library, cls.__name__))) is not None:
