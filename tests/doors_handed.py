@@ -9,6 +9,7 @@ import psycopg2
 import psycopg_pool
 import pymysql
 import sqlmodel
+import wrapt
 from dbutils.persistent_db import PersistentDB
 from dbutils.pooled_db import PooledDB
 from flask import Flask
@@ -16,7 +17,9 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import make_url
 from sqlalchemy.util import greenlet_spawn
 from sqlmodel.ext.asyncio.session import AsyncSession as SQLModelAsyncSession
+from werkzeug.local import LocalProxy
 
+import doors
 from doors import (
     Door,
     Open,
@@ -129,6 +132,17 @@ async def raw_async_connection(
             yield Open(tx, run, inside.commit, inside.rollback, raw_savepoint(run))
 
 
+class TracedConnection(wrapt.ObjectProxy):
+    """As OpenTelemetry and others put it around what `connect` returns."""
+
+
+@asynccontextmanager
+async def proxied(url: str, opener: Any, proxy: Any, alone: bool = False) -> AsyncIterator[Open]:
+    async with opener(url, alone=alone) as opened:
+        opened.tx = proxy(opened.tx)
+        yield opened
+
+
 def dbutils_options(url: str, database: str, alone: bool) -> dict[str, Any]:
     if database == "postgresql":
         return {"creator": psycopg2, "dsn": url}
@@ -166,8 +180,8 @@ async def dbutils(url: str, server: str, style: str, alone: bool = False) -> Asy
         pool.close()
 
 
-def _door(kind: str, database: str, way: str, opener: Any, **options: Any) -> Door:
-    return Door(kind, database, way, opener, tuple(options.items()))
+def _door(kind: str, database: str, way: str, door: Any, **options: Any) -> Door:
+    return Door(kind, database, way, door, tuple(options.items()))
 
 
 _SYNC = (
@@ -222,6 +236,19 @@ HANDED_DOORS = [
         _door("sqlalchemy.AdaptedConnection", database, driver, raw_async_connection,
               driver=driver, adapted=True)
         for database, driver in _ASYNC
+    ),
+    *(
+        _door(kind, database, way, proxied, opener=opener, proxy=proxy)
+        for kind, proxy in (
+            ("wrapt.ObjectProxy", TracedConnection),
+            ("werkzeug.LocalProxy", lambda tx: LocalProxy(lambda: tx)),
+        )
+        for database, way, opener in (
+            ("postgresql", "psycopg2", doors.psycopg2_sync),
+            ("postgresql", "asyncpg", doors.asyncpg_raw),
+            ("mariadb", "pymysql", doors.pymysql_sync),
+            ("sqlite", "sqlite3", doors.sqlite_sync),
+        )
     ),
     *(
         _door(f"dbutils.{kind}", database, way, dbutils, server=database, style=way)

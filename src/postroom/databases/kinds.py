@@ -1,8 +1,8 @@
 """The kinds of connection a user may publish on, recognised without importing their libraries.
 
 `KINDS` is the whole list. A kind is found by the names of a class and its bases, so a subclass
-(SQLModel's Session, a pool's own connection class) is found too. `WRAPPERS` are what pools put
-around a connection: what is inside is what is written on.
+(SQLModel's Session, a pool's own connection class) is found too. `WRAPPERS` are what pools,
+tracers and frameworks put around a connection: what is inside is what is written on.
 """
 
 from __future__ import annotations
@@ -116,17 +116,29 @@ def _pooled(wrapper: Any, to_write: bool) -> object:
     return connection
 
 
+def _traced(wrapper: Any, to_write: bool) -> object:
+    """What OpenTelemetry, ddtrace and New Relic trace, with the proxy of wrapt."""
+    return wrapper.__wrapped__
+
+
+def _local(wrapper: Any, to_write: bool) -> object:
+    """What Flask's and Werkzeug's `LocalProxy` stands for in this request."""
+    return wrapper._get_current_object()
+
+
 WRAPPERS: dict[tuple[str, str], Callable[[Any, bool], object]] = {
     ("sqlalchemy", "_ConnectionFairy"): _driver_connection,
     ("sqlalchemy", "AdaptedConnection"): _driver_connection,
     ("dbutils", "PooledDedicatedDBConnection"): _pooled,
     ("dbutils", "PooledSharedDBConnection"): _pooled,
     ("dbutils", "SteadyDBConnection"): _steady,
+    ("wrapt", "ObjectProxy"): _traced,
+    ("werkzeug", "LocalProxy"): _local,
 }
 
 
 def bare(tx: object, *, to_write: bool = True) -> Any:
-    """The connection inside what a pool has put around it; anything else as it is."""
+    """The connection inside what was put around it; anything else as it is."""
     for name in _names(tx):
         if (inside := WRAPPERS.get(name)) is not None:
             return bare(inside(tx, to_write), to_write=to_write)
@@ -136,7 +148,9 @@ def bare(tx: object, *, to_write: bool = True) -> Any:
 def _names(tx: object) -> Iterator[tuple[str, str]]:
     """The library and name of an object's class and of every base."""
     for cls in type(tx).__mro__:
-        yield cls.__module__.partition(".")[0], cls.__name__
+        library = cls.__module__.partition(".")[0]
+        # The compiled half of wrapt gives its module this name.
+        yield "wrapt" if library == "_wrappers" else library, cls.__name__
 
 
 def find_kind(tx: object) -> Kind | None:

@@ -105,9 +105,9 @@ def _autocommits(connection: Connection) -> bool:
 
 
 def _driver_is_idle(connection: Connection) -> bool:
-    from postroom.databases.kinds import find_kind
+    from postroom.databases.kinds import bare, find_kind
 
-    driver_connection = connection.connection.driver_connection
+    driver_connection = bare(connection.connection.driver_connection)
     kind = find_kind(driver_connection)
     return True if kind is None else kind.link(driver_connection).commits_alone()
 
