@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from postroom.databases.kinds import Kind, kind_of
+from postroom.databases.kinds import Kind, bare, kind_of
 from postroom.errors import SeveralBinds, WouldCommitAlone, WrongCall
 from postroom.flow import Flow, run, run_async
 
@@ -27,6 +27,7 @@ def carry_out(tx: Any, flow: Flow[T], *, what: str, instead: str, bind: Bind = N
 
     `what` names that which would be committed by itself, `instead` the call for asynchronous ones.
     """
+    tx = bare(tx)
     kind = kind_of(tx)
     if kind.is_async:
         flow.close()
@@ -36,6 +37,7 @@ def carry_out(tx: Any, flow: Flow[T], *, what: str, instead: str, bind: Bind = N
 
 async def carry_out_async(tx: Any, flow: Flow[T], *, what: str, bind: Bind = None) -> T:
     """Run a flow on a session or connection of any kind."""
+    tx = bare(tx)
     kind = kind_of(tx)
     if not kind.is_async:
         return _carry_out(kind, tx, flow, what, bind)
