@@ -8,7 +8,8 @@ PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
 # What needs a server says so in its name or parameters; the few tests that do not are left out, or
 # start a private server, as in a full run.
-WITHOUT_SERVERS := not postgres and not mysql and not mariadb and not nats and not demo
+WITHOUT_SERVERS := not postgres and not mysql and not mariadb and not nats and not demo \
+	and not pgbouncer and not pooler
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check guarantees bench lint
@@ -21,7 +22,7 @@ demo: $(PACKAGE) ## Play an order service through good days and bad ones, on SQL
 	@$(BIN)/postroom demo
 
 test: $(TOOLS) ## Get the servers, then run every check and every test
-	@echo "Servers: PostgreSQL and NATS from wheels in $(VENV); MariaDB from the system."
+	@echo "Servers: PostgreSQL and NATS from wheels in $(VENV); MariaDB and PgBouncer from the system."
 	scripts/install-servers
 	scripts/install-mysqlclient $(BIN)/python
 	@$(MAKE) --no-print-directory lint

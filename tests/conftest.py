@@ -11,6 +11,7 @@ import pytest
 from servers import (
     MariaDBServer,
     NatsServer,
+    PgBouncerServer,
     PostgresServer,
     Server,
     Unavailable,
@@ -63,6 +64,16 @@ def mariadb(pytestconfig: pytest.Config) -> Iterator[MariaDBServer]:
         pytestconfig,
         "POSTROOM_TEST_MARIADB_URL",
         lambda url: MariaDBServer(fsync=False, url=url),
+    )
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(pytestconfig: pytest.Config, postgres: PostgresServer) -> Iterator[PgBouncerServer]:
+    """In transaction mode, before `postgres`."""
+    yield from _serve(
+        pytestconfig,
+        "POSTROOM_TEST_PGBOUNCER_URL",
+        lambda url: PgBouncerServer(postgres, url=url),
     )
 
 

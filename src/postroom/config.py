@@ -67,6 +67,7 @@ class RelaySettings:
     retry_jitter: Literal["none", "full"] = "none"
     concurrency: int = 4
     source: str = "postroom"
+    notify_url: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for spec in fields(self):

@@ -38,6 +38,7 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "prune.failed": (logging.WARNING, "error"),
     "archive.overflow": (logging.ERROR, "count"),
     "notify.lost": (logging.WARNING, "error"),
+    "notify.pooled": (logging.WARNING, "database, pooling, advice"),
 }
 
 _log = logging.getLogger("postroom")

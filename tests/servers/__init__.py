@@ -8,6 +8,7 @@ instead; such a server serves tests but cannot be killed or paused (`require_pri
 from .mariadb import MariaDBServer
 from .nats import NatsServer
 from .outcome import Unavailable, leave_out, left_out, require_all
+from .pgbouncer import PgBouncerServer
 from .places import free_port
 from .postgres import PostgresServer
 from .server import Server
@@ -15,6 +16,7 @@ from .server import Server
 __all__ = [
     "MariaDBServer",
     "NatsServer",
+    "PgBouncerServer",
     "PostgresServer",
     "Server",
     "Unavailable",

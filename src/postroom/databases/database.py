@@ -1,8 +1,9 @@
 """Our own workers' way to the database: connections of their own, fenced against half-done work.
 
-SQLAlchemy makes the connections (URLs, drivers, options); statements run on the driver's own
-connection, which is what makes a large read fast. Whatever interrupts a statement, be it an error,
-a timeout or a cancelled task, ends the connection: nobody inherits an open transaction.
+Statements run on the driver's own connection, which is what makes a large read fast. Whatever
+interrupts a statement, be it an error, a timeout or a cancelled task, ends the connection: nobody
+inherits an open transaction. Behind a pooler no setting is made for the session: every statement
+goes in a transaction that brings its own.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import asyncio
 import contextlib
 from typing import Any, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from postroom import failpoints
-from postroom.databases import sql
+from postroom.databases import opening, sql
 from postroom.databases.asyncpg import AsyncpgLink
 from postroom.databases.mysql import AsyncmyLink
+from postroom.databases.opening import Opened
 from postroom.databases.psycopg import AsyncPsycopgLink
 from postroom.databases.sqlite import AiosqliteLink
 from postroom.databases.trouble import explain
@@ -47,12 +49,6 @@ _SETUP = {
     # which eager writers can keep from us for a while.
     "sqlite": ("PRAGMA busy_timeout = {patience_ms}", "PRAGMA synchronous = NORMAL"),
 }
-_READ_ONLY = {
-    "postgresql": "SELECT CASE WHEN pg_is_in_recovery() THEN 1 "
-    "WHEN current_setting('transaction_read_only') = 'on' THEN 1 ELSE 0 END",
-    "mysql": "SELECT CASE WHEN CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') THEN 0 ELSE 1 END",
-    "sqlite": "SELECT 0",
-}
 
 
 class DatabaseLost(Exception):
@@ -66,12 +62,15 @@ class Database:
         self.target = resolve(url)
         self.dialect = self.target.dialect
         self.timeout_seconds = timeout_seconds
-        self._engine: AsyncEngine = create_async_engine(
-            self.target.url,
-            poolclass=NullPool,
-            connect_args=self.target.connect_args,
-            isolation_level="AUTOCOMMIT",
-        )
+        self._pooled = False
+        self._engine: AsyncEngine | None = None
+        if self.dialect != "postgresql":
+            self._engine = create_async_engine(
+                self.target.url,
+                poolclass=NullPool,
+                connect_args=self.target.connect_args,
+                isolation_level="AUTOCOMMIT",
+            )
 
     async def connect(self, *, idle_seconds: float | None = None) -> WorkerLink:
         """Open a connection to a server that takes writes, or say in one sentence what is wrong.
@@ -83,11 +82,11 @@ class Database:
         if path := self.target.missing_file:
             raise SchemaError(f"There is no file {path}; make it with `postroom db install`.")
         try:
-            link = WorkerLink(self, await self._open())
+            link = WorkerLink(self, await self._open(), idle)
         except Exception as error:
             raise explain(error, self.target) from error
         try:
-            await link.prepare(idle)
+            await link.prepare()
         except BaseException as error:
             await link.close()
             if isinstance(error, PostroomError) or not isinstance(error, Exception):
@@ -95,21 +94,28 @@ class Database:
             raise explain(error, self.target) from error
         return link
 
-    async def _open(self) -> AsyncConnection:
+    async def _open(self) -> Opened:
         """Connect to the end even if cancelled: a half-made connection is nobody's to close."""
-        opening = asyncio.ensure_future(self._engine.connect().start())
+        work = asyncio.ensure_future(self._open_one())
         try:
-            done, _ = await asyncio.wait([opening], timeout=self.timeout_seconds)
+            done, _ = await asyncio.wait([work], timeout=self.timeout_seconds)
             if not done:
                 raise TimeoutError
-            return opening.result()
+            return work.result()
         except (asyncio.CancelledError, TimeoutError):
-            await asyncio.wait([opening], timeout=2)
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
-            if not opening.cancelled() and opening.exception() is None:
-                await WorkerLink(self, opening.result()).close()
+            await asyncio.wait([work], timeout=2)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            if not work.cancelled() and work.exception() is None:
+                await WorkerLink(self, work.result(), self.timeout_seconds).close()
             raise
+
+    async def _open_one(self) -> Opened:
+        if self._engine is not None:
+            return await opening.through_sqlalchemy(self._engine, self.dialect)
+        opened = await opening.postgresql(self.target, pooled=self._pooled)
+        self._pooled = opened.pooled
+        return opened
 
     def explain(self, error: BaseException) -> PostroomError:
         """What went wrong, as an error of ours."""
@@ -120,42 +126,41 @@ class Database:
 class WorkerLink:
     """One connection of a worker; statements and transactions on it take turns."""
 
-    def __init__(self, database: Database, connection: AsyncConnection) -> None:
+    def __init__(self, database: Database, opened: Opened, idle_seconds: float) -> None:
         self.database = database
         self.dialect = database.dialect
+        self.driver: Any = opened.driver
+        self.pooled = opened.pooled
         self.lost = False
-        self._connection = connection
+        self._opened = opened
+        self._idle_ms = max(int(idle_seconds * 1000), 100)
         self._turn = asyncio.Lock()
-        self._driver: Any = None
-        self._link: AsyncLink
+        self._begin = _BEGIN[self.dialect]
+        self._link = _link_on(self.dialect, self.driver)
 
-    @property
-    def driver(self) -> Any:
-        """The driver's own connection."""
-        return self._driver
-
-    async def prepare(self, idle_seconds: float) -> None:
-        """Take the driver's connection, set the session up, and refuse a read-only server."""
-        self._driver = (await self._connection.get_raw_connection()).driver_connection
-        idle_ms = max(int(idle_seconds * 1000), 100)
-        times = {
-            "idle_ms": idle_ms,
-            "idle_s": max(1, idle_ms // 1000),
-            # Longer than a frozen neighbour can keep its locks.
-            "wait_s": max(1, idle_ms // 1000) + 2,
-            "patience_ms": int(self.database.timeout_seconds * 900),
-        }
-        for command in _SETUP[self.dialect]:
-            text = command.format(**times)
-            await self._connection.exec_driver_sql(text)
-        (read_only,) = (await self._connection.exec_driver_sql(_READ_ONLY[self.dialect])).one()
-        if read_only:
+    async def prepare(self) -> None:
+        """Refuse a read-only server, and set the session up if it is ours alone."""
+        if self._opened.read_only:
             safe = self.database.target.safe
             raise Unreachable(f"{safe} is read-only or recovering; point the URL at the primary.")
-        self._link = _link_on(self.dialect, self._driver)
+        numbers = {
+            "idle_ms": self._idle_ms,
+            "idle_s": max(1, self._idle_ms // 1000),
+            # Longer than a frozen neighbour can keep its locks.
+            "wait_s": max(1, self._idle_ms // 1000) + 2,
+            "patience_ms": int(self.database.timeout_seconds * 900),
+            "server": self._opened.server,
+        }
+        if self.pooled:
+            begin = sql.split(sql.query_text(opening.ROOM, self.dialect, "begin_pooled"))
+            self._begin = ";\n".join(begin).format(**numbers)
+            return
+        for command in _SETUP[self.dialect]:
+            await self._opened.tell(command.format(**numbers))
 
     async def query(self, room: str, name: str, **values: Value) -> Rows:
-        """Carry out one query: alone if it is one statement, else in a transaction."""
+        """Carry out one query: alone if it is one statement and the session is our own, else in a
+        transaction."""
         return await self.ask(Statement(room, name, values))
 
     async def ask(self, statement: Statement) -> Rows:
@@ -165,7 +170,7 @@ class WorkerLink:
             return (yield statement)
 
         several = len(sql.prepare(statement.room, self.dialect, statement.name, "format")) > 1
-        if several:
+        if several or self.pooled:
             return await self.transact(alone())
         async with self._guarded():
             return await self._link.execute(statement)
@@ -173,7 +178,7 @@ class WorkerLink:
     async def transact(self, flow: Flow[T]) -> T:
         """Carry out a flow in one transaction and commit it."""
         async with self._guarded():
-            await self._plain(_BEGIN[self.dialect])
+            await self._plain(self._begin)
             failpoints.hit("tx.begin.after")
             result = await run_async(flow, self._link)
             failpoints.hit("tx.commit.before")
@@ -185,15 +190,7 @@ class WorkerLink:
         """Give the connection up; never raises, never waits long."""
         self.lost = True
         with contextlib.suppress(Exception):
-            await asyncio.shield(self._end())
-
-    async def _end(self) -> None:
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(2):
-                await self._connection.invalidate()
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(2):
-                await self._connection.close()
+            await asyncio.shield(self._opened.end())
 
     @contextlib.asynccontextmanager
     async def _guarded(self) -> Any:
@@ -212,10 +209,10 @@ class WorkerLink:
 
     async def _plain(self, text: str) -> None:
         if self.dialect == "mysql":
-            async with self._driver.cursor() as cursor:
+            async with self.driver.cursor() as cursor:
                 await cursor.execute(text)
         else:
-            await self._driver.execute(text)
+            await self.driver.execute(text)
 
 
 def _link_on(dialect: str, driver: Any) -> AsyncLink:

@@ -18,6 +18,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from postroom.databases import scripts
+from postroom.databases.opening import creator
 from postroom.databases.schema import found, lacking, made_by, migrations, newest
 from postroom.databases.sql import DIALECTS, query_text
 from postroom.databases.trouble import explain
@@ -252,11 +253,12 @@ async def _open(target: Target) -> AsyncIterator[AsyncConnection]:
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
 
+    pg = target.dialect == "postgresql"
     try:
         engine = create_async_engine(
             target.url,
             poolclass=NullPool,
-            connect_args=target.connect_args,
+            connect_args=creator(target) if pg else target.connect_args,
             isolation_level="AUTOCOMMIT",  # `_turn` begins its transactions itself
         )
         try:

@@ -60,3 +60,30 @@ SELECT count(*) FROM postroom.lane
 -- name: writable
 SELECT CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'
             THEN 0 ELSE 1 END
+
+-- name: introduce
+-- only: postgresql
+-- Who answers, whether it takes writes, and when it started. Text, since a COPY carries it too.
+SELECT pg_backend_pid(),
+       CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'
+            THEN 1 ELSE 0 END,
+       CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint)
+
+-- name: backend
+-- only: postgresql
+SELECT pg_backend_pid()
+
+-- name: begin_pooled
+-- only: postgresql
+-- Behind a pooler every transaction brings its own settings and leaves none behind. One text, so
+-- one journey; its two numbers are written in, since such a text takes no parameters. A pooler may
+-- go over to another server without a word, and what we remember is then worth nothing: the last
+-- line refuses to go on.
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL idle_in_transaction_session_timeout = {idle_ms};
+SET LOCAL jit = off;
+SET LOCAL enable_seqscan = off;
+SET LOCAL enable_bitmapscan = off;
+SELECT CAST(CASE WHEN CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint)
+                      = {server}
+                 THEN '1' ELSE 'another server behind the pooler' END AS int);

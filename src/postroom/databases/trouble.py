@@ -46,6 +46,13 @@ _UNTRUSTED = "TLS with {safe} failed: {text}."
 _NOT_SQLITE = "{safe} is not a SQLite database."
 _NO_FILE = "The file of {safe} cannot be opened; check that its directory exists and is writable."
 
+_OTHER_SERVER = "The pooler at {safe} went over to another server, or its server was restarted."
+_STATEMENTS = (
+    "{safe} is a pooler in statement mode, which allows no transactions; "
+    "give it pool_mode = transaction, or use a URL of the server itself."
+)
+_NO_SERVER = "The pooler at {safe} has no server to offer: {text}."
+
 _Verdict = tuple[type[PostroomError], str]
 
 _SQLSTATES: dict[str, _Verdict] = {
@@ -89,7 +96,11 @@ _WORDS: tuple[tuple[str, _Verdict], ...] = (
     ("server does not support SSL|rejected SSL", (ConfigurationError, _NO_TLS)),
     ("authentication failed|no password supplied|pg_hba.conf", (ConfigurationError, _LOGIN)),
     ('role ".*" does not exist', (ConfigurationError, _LOGIN)),
-    ('database ".*" does not exist', (ConfigurationError, _NO_DATABASE)),
+    ("another server behind the pooler", (Unreachable, _OTHER_SERVER)),
+    ("statement pooling", (ConfigurationError, _STATEMENTS)),
+    ("query_wait_timeout|no working server|server_login_retry|cannot connect to server|"
+     "server (login|conn)", (Unreachable, _NO_SERVER)),
+    ('database ".*" does not exist|no such database', (ConfigurationError, _NO_DATABASE)),
     ("Name or service not known|nodename nor servname|getaddrinfo|resolve host|name resolution",
      (Unreachable, _NO_NAME)),
     ("timed? ?out|timeout expired", (Unreachable, _SILENT)),
@@ -158,6 +169,9 @@ def _by_code(error: BaseException) -> _Verdict | None:
         # First, since some of them have an SQLSTATE too, of MySQL's own kind.
         return _MYSQL_NUMBERS.get(error.args[0]) if error.args else None
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if code == "08P01":
+        # PgBouncer has this one for whatever it says by itself, so its words tell more.
+        return _by_words(error) or _SQLSTATES["08"]
     if isinstance(code, str):
         return next((_SQLSTATES[code[:n]] for n in (5, 3, 2) if code[:n] in _SQLSTATES), None)
     return None

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from postroom.errors import ConfigurationError
 
-__all__ = ["Offers", "mysql", "postgresql", "sqlite"]
+__all__ = ["Offers", "mysql", "postgresql", "says_pooled", "sqlite"]
 
 CONNECT_TIMEOUT_SECONDS = 10
 
@@ -57,6 +57,11 @@ _MYSQL_IGNORED = {
 
 _SQLITE = {"timeout", "uri", "mode", "cache", "nolock", "immutable", "vfs"}
 _SQLITE_IGNORED = {"isolation_level", "detect_types", "check_same_thread", "cached_statements"}
+
+
+def says_pooled(options: dict[str, str]) -> bool:
+    """Whether `pgbouncer=true` stands among the options, as other tools write it; takes it out."""
+    return _yes(options.pop("pgbouncer", None))
 
 
 def postgresql(options: dict[str, str]) -> Offers:

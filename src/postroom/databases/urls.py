@@ -59,12 +59,14 @@ class Target:
     """A database as an engine reaches it: `create_async_engine(url, connect_args=connect_args)`.
 
     `safe` is the URL for people: no password, and no options, since any may hold a secret.
+    `pooled`: the URL says that a pooler stands before the server, whatever the looks of it.
     """
 
     dialect: str
     url: URL
     connect_args: dict[str, Any] = field(repr=False)
     safe: str
+    pooled: bool = False
 
     @property
     def missing_file(self) -> str | None:
@@ -196,6 +198,7 @@ def _create(*args: Any, **kwargs: Any) -> URL:
 
 def _postgresql(parts: _Parts) -> Target:
     _merge_libpq_names(parts)
+    pooled = url_options.says_pooled(parts.options)
     driver, connect_args = _choose(parts, url_options.postgresql(parts.options))
     host: str | None = None
     port: int | None = None
@@ -209,7 +212,7 @@ def _postgresql(parts: _Parts) -> Target:
     url = _create(
         f"postgresql+{driver}", parts.user, parts.password, host, port, parts.database, query
     )
-    return Target(parts.dialect, url, connect_args, parts.safe)
+    return Target(parts.dialect, url, connect_args, parts.safe, pooled)
 
 
 def _merge_libpq_names(parts: _Parts) -> None:

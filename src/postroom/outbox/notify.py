@@ -16,13 +16,15 @@ from typing import Any
 
 from postroom import signals
 from postroom.databases.database import Database, WorkerLink
+from postroom.databases.pooling import pooling
 from postroom.errors import ConfigurationError
 
-__all__ = ["Notifier", "listen"]
+__all__ = ["Listener", "Notifier", "listen"]
 
 CHANNEL = "postroom"
 QUIET_SECONDS = 0.005
 ALIVE_SECONDS = 15.0
+AGAIN_SECONDS = 5.0
 
 
 async def listen(link: WorkerLink, callback: Callable[[], None]) -> None:
@@ -39,6 +41,53 @@ async def listen(link: WorkerLink, callback: Callable[[], None]) -> None:
         async for _ in driver.notifies(timeout=ALIVE_SECONDS):
             callback()
         await driver.execute("SELECT 1")
+
+
+class Listener:
+    """Wakes one relay on notifications; without them polling goes on, so a loss costs only time."""
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(url)
+        self._told = False
+        if self._database.dialect != "postgresql":
+            raise ConfigurationError(
+                f"notify_url needs PostgreSQL, not {self._database.dialect}; leave it out: "
+                "the relay polls"
+            )
+
+    async def run(self, callback: Callable[[], None]) -> None:
+        """Call back for every notification, for ever, whatever becomes of the connection."""
+        while True:
+            try:
+                await self._listen(callback)
+            except Exception as error:
+                # Whatever the driver raises when this connection goes: only a hint is lost.
+                text = signals.redact(f"{type(error).__name__}: {error}")
+                signals.emit("notify.lost", error=text)
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _listen(self, callback: Callable[[], None]) -> None:
+        link = await self._database.connect()
+        try:
+            if link.pooled and (mode := await pooling(self._database)) != "session":
+                await link.close()
+                await self._stay_silent(mode)
+            await listen(link, callback)
+        finally:
+            await link.close()
+
+    async def _stay_silent(self, mode: str) -> None:
+        """A pooler would hand what we listen for to somebody else, so it is said once and left."""
+        if not self._told:
+            self._told = True
+            signals.emit(
+                "notify.pooled",
+                database=self._database.target.safe,
+                pooling=mode,
+                advice="LISTEN does not pass this pooler, so the relay polls; "
+                "set notify_url to a URL of the server itself",
+            )
+        await asyncio.get_running_loop().create_future()
 
 
 class Notifier:

@@ -17,7 +17,7 @@ from postroom import failpoints, signals
 from postroom.databases.database import DatabaseLost, WorkerLink
 from postroom.errors import RoutingChanged, SchemaError
 from postroom.messages import LANES, Message
-from postroom.outbox import notify, wake
+from postroom.outbox import wake
 from postroom.outbox.lane import Lane, LaneLost
 from postroom.outbox.rules import Horizon, Leftover, fair_share
 from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
@@ -150,8 +150,9 @@ class Office:
             asyncio.create_task(self._keep_lanes(stopping), name="keep lanes"),
             asyncio.create_task(self._keep_house(stopping), name="keep house"),
         ]
-        if self.relay.listen and self.relay.database.dialect == "postgresql":
-            keepers.append(asyncio.create_task(self._keep_listening(), name="listen"))
+        if self.relay.listener is not None:
+            listening = self.relay.listener.run(self.pulse.hint)
+            keepers.append(asyncio.create_task(listening, name="listen"))
         stop = asyncio.create_task(stopping.wait())
         try:
             await asyncio.wait([stop, *keepers], return_when=FIRST_COMPLETED)
@@ -389,21 +390,6 @@ class Office:
         ((overflow,),) = await ask(ROOM, "archive_overflow")
         if overflow:
             signals.emit("archive.overflow", count=overflow)
-
-    async def _keep_listening(self) -> None:
-        """Wake on notifications; without them polling goes on, so a loss costs only time."""
-        while True:
-            try:
-                link = await self.relay.database.connect()
-                try:
-                    await notify.listen(link, self.pulse.hint)
-                finally:
-                    await link.close()
-            except Exception as error:
-                # Whatever the driver raises when this connection goes: only a hint is lost.
-                text = signals.redact(f"{type(error).__name__}: {error}")
-                signals.emit("notify.lost", error=text)
-            await asyncio.sleep(5)
 
     # ── what lanes ask for (lane.Desk) ─────────────────────────────────────────────────────────
 

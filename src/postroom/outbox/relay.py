@@ -27,6 +27,7 @@ from postroom.config import RelaySettings, Routes
 from postroom.databases.database import Database, DatabaseLost
 from postroom.errors import ConfigurationError, PostroomError, RoutingChanged, SchemaError
 from postroom.outbox.lane import Tally
+from postroom.outbox.notify import Listener
 from postroom.outbox.office import Office
 from postroom.outbox.sending import Sender
 from postroom.retry import RetryPolicy
@@ -75,7 +76,7 @@ class Relay:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.tally = Tally()
         self.rebind = rebind
-        self.listen = listen
+        self.listener = self._listener(database) if listen else None
         self._options = BrokerOptions(
             source=self.settings.source,
             send_timeout_seconds=self.settings.send_timeout_seconds,
@@ -89,6 +90,11 @@ class Relay:
         self.stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._office: Office | None = None
+
+    def _listener(self, database: str) -> Listener | None:
+        if self.settings.notify_url:
+            return Listener(self.settings.notify_url)
+        return Listener(database) if self.database.dialect == "postgresql" else None
 
     async def run(self) -> None:
         """Work until `stop`. Raises if it cannot start; once started, it outlives any outage."""

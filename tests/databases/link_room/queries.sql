@@ -30,3 +30,7 @@ SELECT CAST(:word AS text) FROM link_test WHERE 'a%b' LIKE 'a%' AND n = CAST(:n 
 
 -- name: clear
 DELETE FROM link_test
+
+-- name: level
+-- only: postgresql
+SELECT current_setting('transaction_isolation')
