@@ -22,7 +22,9 @@ def connect(url: str, *, autocommit: bool = False) -> psycopg.Connection[Any]:
 
 
 @contextmanager
-def stirred(url: str, *, clients: int = 4, leak: bool = False) -> Iterator[None]:
+def stirred(
+    url: str, *, clients: int = 4, pause_seconds: float = 0.004, leak: bool = False
+) -> Iterator[None]:
     """Other clients, whose transactions change which server is next.
 
     `leak`: they also leave settings behind, as careless applications do.
@@ -38,8 +40,8 @@ def stirred(url: str, *, clients: int = 4, leak: bool = False) -> Iterator[None]
             while not over.is_set():
                 with client.transaction():
                     client.execute("SELECT pg_backend_pid()")
-                    over.wait(dice.random() * 0.004)
-                over.wait(dice.random() * 0.004)
+                    over.wait(dice.random() * pause_seconds)
+                over.wait(dice.random() * pause_seconds)
 
     threads = [threading.Thread(target=stir, args=(n,)) for n in range(clients)]
     for thread in threads:

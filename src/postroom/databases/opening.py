@@ -1,9 +1,9 @@
 """Opening one connection of our own, and finding out what is at its other end.
 
 PostgreSQL's drivers are called without SQLAlchemy in between, which would ask the server things
-first, in prepared statements: behind a pooler in transaction mode two halves of such a question may
-reach two servers. The first thing asked here is one that no pooler can take apart: who answers?
-A server that is not the one that greeted us stands behind a pooler.
+first, in named prepared statements: a pooler in transaction mode may send the name to another
+server, which knows it not, or knows another statement by it. The first thing asked here has no
+name: who answers? A server that is not the one that greeted us stands behind a pooler.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Asyncpg:
         async def keep(data: bytes) -> None:
             answer.extend(data)
 
-        # COPY is the one question asyncpg sends whole; all others it prepares first.
+        # COPY is the one question asyncpg asks without giving it a name first.
         await self.driver.copy_from_query(query_text(ROOM, "postgresql", "introduce"), output=keep)
         pid, read_only, self.server = map(int, answer.split())
         self.read_only = bool(read_only)
@@ -124,7 +124,7 @@ class _Asyncpg:
 
 
 class _Psycopg:
-    """By psycopg, which sends every question whole."""
+    """By psycopg, which names only what it has been asked a few times."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -178,24 +178,15 @@ async def postgresql(target: Target, *, pooled: bool = False) -> Opened:
 
 
 def creator(target: Target) -> dict[str, Any]:
-    """Arguments with which SQLAlchemy's engine for PostgreSQL gets its connections from here.
-
-    asyncpg sends a question in two halves, so behind a pooler a transaction that is open from the
-    start keeps both with one server.
-    """
+    """Arguments with which SQLAlchemy's engine for PostgreSQL gets its connections from here."""
 
     async def create(*_: Any, **__: Any) -> Any:
-        opened = await postgresql(target)
-        if isinstance(opened, _Asyncpg) and opened.pooled:
-            await opened.tell("BEGIN ISOLATION LEVEL READ COMMITTED")
-        return opened.driver
+        return (await postgresql(target)).driver
 
     arguments: dict[str, Any] = {"async_creator_fn": create}
     if target.url.get_driver_name() == "asyncpg":
-        arguments |= {
-            "prepared_statement_cache_size": 0,
-            "prepared_statement_name_func": lambda: "",
-        }
+        # SQLAlchemy's own memory of what it has prepared.
+        arguments["prepared_statement_cache_size"] = 0
     return arguments
 
 
