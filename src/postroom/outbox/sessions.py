@@ -28,6 +28,7 @@ from postroom.databases.kinds import kind_of
 from postroom.databases.sqlalchemy import SQLAlchemyLink, manner_of, session_link
 from postroom.errors import NotWritten, SeveralBinds, WouldCommitAlone
 from postroom.flow import run
+from postroom.messages import Encoded
 from postroom.outbox import session_state as state
 from postroom.outbox import wake
 from postroom.outbox.session_state import Bind, unscoped, unwrapped
@@ -36,7 +37,15 @@ from postroom.outbox.writing import Item, write
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, Transaction
 
-__all__ = ["after_core_write", "before_core_write", "queue", "unscoped", "unwrapped", "write_now"]
+__all__ = [
+    "after_core_write",
+    "before_core_write",
+    "queue",
+    "queued",
+    "unscoped",
+    "unwrapped",
+    "write_now",
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +100,12 @@ def queue(session: Session, items: Iterable[Item], bind: Bind | None) -> None:
     owner = state.boundary(session)
     tray.entries += [_Entry(item, goal, owner, anchor) for item in items]
     return None
+
+
+def queued(session: Session) -> list[Encoded]:
+    """What a session has queued and not written yet, in the order of the calls."""
+    tray = _trays.get(session)
+    return [entry.item.message for entry in tray.waiting()] if tray is not None else []
 
 
 def write_now(session: Session, items: Iterable[Item], bind: Bind | None) -> None:

@@ -7,18 +7,27 @@ the caller's rollback takes all of it along. A taken dedup key is a value, never
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from postroom.errors import CommitUnknown, PublishError, WrongCall
 from postroom.flow import Flow, Statement, Value
 from postroom.messages import Encoded, new_id
 
-__all__ = ["Item", "Published", "is_committed", "item", "write"]
+__all__ = ["Item", "Published", "is_committed", "item", "watch", "write"]
 
 ROOM = "postroom.outbox.writing"
 _CLAIM_TRIES = 10
 _EPOCH = dt.datetime(1970, 1, 1)
+
+_watchers: list[Callable[[str], None]] = []
+
+
+def watch(watcher: Callable[[str], None]) -> Callable[[], None]:
+    """Call `watcher(id)` for every message written in this process, committed or not; returns a
+    function that ends it. For tests, which ask what they themselves have published."""
+    _watchers.append(watcher)
+    return lambda: _watchers.remove(watcher) if watcher in _watchers else None
 
 
 class Published:
@@ -103,6 +112,9 @@ def write(items: Sequence[Item]) -> Flow[None]:
     yield from _insert("insert_delayed", [m for m in messages if m.deliver_us is not None])
     for item in items:
         item.tell(holder=holders.get(item.claim))
+    for watcher in _watchers:
+        for message in messages:
+            watcher(message.id)
 
 
 def _claim(items: Iterable[Item]) -> Flow[dict[str, str]]:

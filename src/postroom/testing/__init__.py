@@ -1,0 +1,52 @@
+"""For tests of applications that publish: what was published, what arrives, and time that passes.
+
+    from postroom.testing import Clock, drain, published
+
+`published(session)` tells what your code has published, queued messages included; `drain(url)`
+really delivers and returns what arrived; `Clock(url).advance(60)` lets a minute pass at once. Each
+has an asynchronous twin: `published_async`, `drain_async`, `advance_async`. pytest has all of it in
+the fixture `mailroom`. The names load when first used, since every run of pytest loads the plugin.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from postroom.testing.clock import Clock
+    from postroom.testing.delivery import drain, drain_async
+    from postroom.testing.looking import Posted, published, published_async
+    from postroom.testing.mailroom import Mailroom
+
+__all__ = [
+    "Clock",
+    "Mailroom",
+    "Posted",
+    "drain",
+    "drain_async",
+    "published",
+    "published_async",
+]
+
+_DOORS = {
+    "Clock": "clock",
+    "Mailroom": "mailroom",
+    "Posted": "looking",
+    "drain": "delivery",
+    "drain_async": "delivery",
+    "published": "looking",
+    "published_async": "looking",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DOORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_DOORS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
