@@ -73,7 +73,7 @@ def database(request: pytest.FixtureRequest) -> Database:
     return server
 
 
-@pytest.fixture(params=["postgres", "postgres15", "mariadb", "nats_server"])
+@pytest.fixture(params=["postgres", "postgres15", "mariadb", "nats_server", "pgbouncer"])
 def private(request: pytest.FixtureRequest) -> Server:
     server: Server = request.getfixturevalue(request.param)
     server.require_private()

@@ -112,6 +112,23 @@ async def test_a_pooler_without_its_server_says_so(pgbouncer: PgBouncerServer, d
     assert isinstance(refused.value, ConfigurationError | Unreachable)
 
 
+@each_driver
+async def test_an_option_that_a_pooler_refuses_is_named(pooled: str, driver: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"refuses an option .*options"):
+        await Database(by(driver, f"{pooled}?options=-c%20jit%3Doff")).connect()
+
+
+@each_driver
+async def test_a_pooler_that_is_full_says_so(
+    postgres: PostgresServer, direct: str, driver: str
+) -> None:
+    with PgBouncerServer(postgres, pool_size=1) as tight, connect(tight.through(direct)) as client:
+        client.execute("SELECT 1")  # and keeps the one server
+        with pytest.raises(Unreachable) as refused:
+            await Database(by(driver, tight.through(direct)), timeout_seconds=1).connect()
+    assert "did not answer in time" in str(refused.value)
+
+
 # ── What is in every transaction, and nowhere else ─────────────────────────────────────────────
 
 

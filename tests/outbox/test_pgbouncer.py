@@ -1,6 +1,9 @@
 """Publishing and relaying through PgBouncer in transaction mode: the promises are the same."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -325,6 +328,35 @@ async def test_it_listens_through_a_pooler_in_session_mode(
 
             await eventually_async(woken)
     assert not post.of("notify.pooled")
+
+
+def test_the_commands_work_through_the_pooler(
+    postgres: PostgresServer, pgbouncer: PgBouncerServer, tmp_path: Path
+) -> None:
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    url = pgbouncer.through(postgres.create_database(name))
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
+    environ |= {"POSTROOM_DATABASE_URL": url, "POSTROOM_BROKER_URL": "stdout://"}
+
+    def postroom(*arguments: str) -> str:
+        done = subprocess.run(
+            [Path(sys.executable).parent / "postroom", *arguments],
+            cwd=tmp_path, env=environ, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with stirred(url):
+        assert "installed" in postroom("db", "install")
+        assert "everything is there" in postroom("db", "check")
+        with closing(connect(url)) as tx:
+            (published,) = outbox.publish_many(tx, [note("k", 1)])
+            tx.commit()
+        assert "1 pending" in postroom("status")
+        assert "1 delivered" in postroom("relay", "--once")
+        assert "succeeded" in postroom("messages", "show", published.id)
+        postroom("db", "downgrade", "--to", "0")
+    postgres.drop_database(name)
 
 
 # ── When the pooler dies ───────────────────────────────────────────────────────────────────────

@@ -51,6 +51,7 @@ _STATEMENTS = (
     "{safe} is a pooler in statement mode, which allows no transactions; "
     "give it pool_mode = transaction, or use a URL of the server itself."
 )
+_NO_OPTION = "The pooler at {safe} refuses an option of the URL ({text}); leave it out."
 _NO_SERVER = "The pooler at {safe} has no server to offer: {text}."
 
 _Verdict = tuple[type[PostroomError], str]
@@ -98,6 +99,7 @@ _WORDS: tuple[tuple[str, _Verdict], ...] = (
     ('role ".*" does not exist', (ConfigurationError, _LOGIN)),
     ("another server behind the pooler", (Unreachable, _OTHER_SERVER)),
     ("statement pooling", (ConfigurationError, _STATEMENTS)),
+    ("unsupported startup parameter", (ConfigurationError, _NO_OPTION)),
     ("query_wait_timeout|no working server|server_login_retry|cannot connect to server|"
      "server (login|conn)", (Unreachable, _NO_SERVER)),
     ('database ".*" does not exist|no such database', (ConfigurationError, _NO_DATABASE)),
@@ -106,7 +108,8 @@ _WORDS: tuple[tuple[str, _Verdict], ...] = (
     ("timed? ?out|timeout expired", (Unreachable, _SILENT)),
     ("target_session_attrs|session is read-only|read-only transaction", (Unreachable, _READ_ONLY)),
     ("starting up|shutting down|recovery mode", (Unreachable, _STARTING)),
-    ("too many clients|remaining connection slots", (Unreachable, _FULL)),
+    ("too many clients|remaining connection slots|no more connections allowed",
+     (Unreachable, _FULL)),
     ("refused|No such file or directory|Connect call failed", (Unreachable, _REFUSED)),
     ("closed|lost connection|terminating connection|reset by peer|broken pipe",
      (Unreachable, _GONE)),

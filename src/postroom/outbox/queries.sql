@@ -90,7 +90,8 @@ SELECT m.lane, m.position, CAST(m.id AS text), m.topic, m.key, m.type, m.aggrega
 -- name: horizon
 -- only: postgresql
 -- Transactions that may still bring messages with positions already passed: a publisher holds
--- this lock from before it takes a position until its commit is visible.
+-- this lock from before it takes a position until its commit is visible. The process that answers
+-- is in this transaction and no other, behind a pooler too, so it may be left out.
 SELECT DISTINCT virtualtransaction FROM pg_locks
  WHERE locktype = 'relation' AND relation = CAST('postroom.outbox' AS regclass)
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
