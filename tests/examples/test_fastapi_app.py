@@ -100,7 +100,7 @@ def test_health_is_there_where_postroom_has_it(tmp_path: Path) -> None:
 
     expected = 200 if find_spec("postroom.ops.health") else 404
     with running(tmp_path) as (address, _):
-        assert httpx.get(f"{address}/ops/healthz").status_code == expected
+        eventually(lambda: httpx.get(f"{address}/ops/healthz").status_code == expected, 30)
 
 
 @pytest.mark.parametrize("name", ["fastapi_app", "lambda_drain"])

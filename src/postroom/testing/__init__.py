@@ -5,7 +5,8 @@
 `published(session)` tells what your code has published, queued messages included; `drain(url)`
 really delivers and returns what arrived; `Clock(url).advance(60)` lets a minute pass at once. Each
 has an asynchronous twin: `published_async`, `drain_async`, `advance_async`. pytest has all of it in
-the fixture `mailroom`. The names load when first used, since every run of pytest loads the plugin.
+the fixture `mailroom`. `check_broker` checks a broker of your own. The names load when first used,
+since every run of pytest loads the plugin.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from postroom.testing.clock import Clock
+    from postroom.testing.conformance import check_broker
     from postroom.testing.delivery import drain, drain_async
     from postroom.testing.looking import Posted, published, published_async
     from postroom.testing.mailroom import Mailroom
@@ -23,6 +25,7 @@ __all__ = [
     "Clock",
     "Mailroom",
     "Posted",
+    "check_broker",
     "drain",
     "drain_async",
     "published",
@@ -33,6 +36,7 @@ _DOORS = {
     "Clock": "clock",
     "Mailroom": "mailroom",
     "Posted": "looking",
+    "check_broker": "conformance",
     "drain": "delivery",
     "drain_async": "delivery",
     "published": "looking",
