@@ -18,6 +18,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,8 +44,9 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+import django_doors
 from postroom import Outbox, Published
-from postroom.databases.kinds import bare, kind_of
+from postroom.databases.kinds import bare, kind_of, link_of
 from servers import leave_out
 
 Call = Callable[..., Any]
@@ -87,6 +89,9 @@ class Open:
     async def savepoint(self) -> Savepoint:
         return await answer(self.do_savepoint())
 
+    def link(self) -> Any:
+        return link_of(self.tx)
+
     async def publish(self, outbox: Outbox, payload: Any, **wishes: Any) -> Published:
         if self.is_async:
             return await outbox.publish_async(self.tx, payload, **wishes)
@@ -111,6 +116,25 @@ class Plain(Open):
 
     async def publish_many(self, outbox: Outbox, drafts: list[Any], **how: Any) -> list[Published]:
         return outbox.publish_many(self.tx, drafts, **how)
+
+
+@dataclass
+class Threaded(Open):
+    """Does everything in the thread that the connection belongs to."""
+
+    thread: django_doors.Thread
+
+    def link(self) -> Any:
+        return self.thread.link(self.tx)
+
+    async def publish(self, outbox: Outbox, payload: Any, **wishes: Any) -> Published:
+        return await self.thread(outbox.publish, self.tx, payload, **wishes)
+
+    async def publish_many(self, outbox: Outbox, drafts: list[Any], **how: Any) -> list[Published]:
+        return await self.thread(outbox.publish_many, self.tx, drafts, **how)
+
+    async def was_committed(self, outbox: Outbox, message: Any) -> bool:
+        return await self.thread(outbox.was_committed, self.tx, message)
 
 
 Opener = Callable[..., AbstractAsyncContextManager[Open]]
@@ -450,6 +474,32 @@ async def mysql_async(
             await tx.rollback()  # aiomysql's pool drops a connection that is in a transaction
 
 
+@asynccontextmanager
+async def django_connection(
+    url: str, by_hand: bool = False, proxy: bool = False, alone: bool = False
+) -> AsyncIterator[Open]:
+    def make(thread: Any, blocks: Any, tx: Any) -> Open:
+        async def savepoint() -> Savepoint:
+            await thread(blocks.begin)
+            return Savepoint(
+                lambda: thread(blocks.end, commit=False), lambda: thread(blocks.end, commit=True)
+            )
+
+        return Threaded(
+            tx,
+            partial(thread, blocks.run),
+            partial(thread, blocks.again, commit=True),
+            partial(thread, blocks.again, commit=False),
+            raw_savepoint(partial(thread, blocks.run)) if by_hand else savepoint,
+            thread,
+        )
+
+    async with django_doors.opened(
+        url, make, by_hand=by_hand and not alone, proxy=proxy, alone=alone
+    ) as opened:
+        yield opened
+
+
 def _door(kind: str, database: str, way: str, opener: Opener, **options: Any) -> Door:
     return Door(kind, database, way, opener, tuple(options.items()))
 
@@ -491,8 +541,22 @@ def _sqlalchemy_doors() -> list[Door]:
     return doors
 
 
+def _django_doors() -> list[Door]:
+    wrapper, proxy = "django.BaseDatabaseWrapper", "django.ConnectionProxy"
+    return [
+        door
+        for database in ("postgresql", "mariadb", "sqlite")
+        for door in (
+            _door(wrapper, database, "atomic", django_connection),
+            _door(wrapper, database, "by_hand", django_connection, by_hand=True),
+            _door(proxy, database, "atomic", django_connection, proxy=True),
+        )
+    ]
+
+
 DOORS = [
     *_sqlalchemy_doors(),
+    *_django_doors(),
     _door("psycopg.Connection", "postgresql", "default", psycopg_sync),
     _door(
         "psycopg.Connection", "postgresql", "dict_row", psycopg_sync,

@@ -160,7 +160,7 @@ class Settings:
         if not self.routes.urls:
             raise ConfigurationError(
                 "No broker URL: use --broker, POSTROOM_BROKER_URL or broker_url in "
-                f"{FILE_NAME}, such as nats://localhost:4222."
+                f"{FILE_NAME} (with Django in POSTROOM), such as nats://localhost:4222."
             )
         return self.routes
 
@@ -172,9 +172,16 @@ def load(
     config: str | None = None,
     relay: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
+    base: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Merge all sources; a later one wins. An option that is None was not given."""
-    document = _read_file(config or environ.get("POSTROOM_CONFIG"))
+    """Merge all sources; a later one wins. An option that is None was not given.
+
+    `base` is what a framework's own settings say: it stands in place of a file that nobody named.
+    """
+    named = config or environ.get("POSTROOM_CONFIG")
+    document = dict(base or {})
+    if named or base is None:
+        document |= _read_file(named)
     relay_table = dict(_table(document, "relay"))
     routes = _table(relay_table, "routes")
     _require_known("setting", document, _TOP)

@@ -60,7 +60,7 @@ class Run:
 @pytest.fixture
 async def run(door: Door, stage: Stage) -> AsyncIterator[Run]:
     async with door.open(stage.url) as opened:
-        yield Run(link_of(opened.tx))
+        yield Run(opened.link())
         await opened.rollback()
 
 

@@ -62,7 +62,7 @@ def refuse_alone(kind: Kind, link: Any, what: str) -> None:
     if link.commits_alone():
         raise WouldCommitAlone(
             f"this {kind.name} is in no transaction and commits every statement by itself, so the "
-            f"{what} would not share the fate of your change: {kind.begin}"
+            f"{what} would not share the fate of your change: {getattr(link, 'begin', kind.begin)}"
         )
 
 

@@ -46,6 +46,7 @@ _SQLITE = "execute BEGIN first, or connect without isolation_level=None (or auto
 _PSYCOPG2 = "write `with connection:` around it, or set connection.autocommit = False"
 _PSYCOPG = "`with connection.transaction():` around it, or connect without autocommit=True"
 _ASYNCPG = "write `async with connection.transaction():` around it"
+_DJANGO = "write `with transaction.atomic():` around it, or set ATOMIC_REQUESTS"
 
 KINDS: tuple[Kind, ...] = (
     Kind("sqlalchemy", "Session", "sqlalchemy:session_link", _ENGINE, is_session=True),
@@ -85,6 +86,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("MySQLdb", "Connection", "mysql:MysqlclientLink", _MYSQL),
     Kind("asyncmy", "Connection", "mysql:AsyncmyLink", _MYSQL, is_async=True),
     Kind("aiomysql", "Connection", "mysql:AsyncmyLink", _MYSQL, is_async=True),
+    Kind("django", "BaseDatabaseWrapper", "django:DjangoLink", _DJANGO),
+    Kind("django", "ConnectionProxy", "django:DjangoLink", _DJANGO),
 )
 _BY_NAME = {(kind.library, kind.cls): kind for kind in KINDS}
 

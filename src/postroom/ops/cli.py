@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -68,7 +69,8 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    context.obj = Console(database, broker, config, as_json)
+    outer = context.obj or Console()
+    context.obj = Console(database, broker, config, as_json, outer.base)
 
 
 @app.command()
@@ -82,10 +84,24 @@ def demo() -> None:
         raise typer.Exit(EXIT_REFUSED)
 
 
-def main() -> None:
-    """Run the command line; the one place where an error becomes a sentence and an exit code."""
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    base: Callable[[], Mapping[str, Any]] | None = None,
+) -> NoReturn:
+    """Run the command line; the one place where an error becomes a sentence and an exit code.
+
+    Without arguments those of the process. A framework that offers these commands as its own gives
+    the `name` people call them by, and its settings as `base`.
+    """
     try:
-        code = app(standalone_mode=False)
+        code = app(
+            list(arguments) if arguments is not None else None,
+            prog_name=name,
+            standalone_mode=False,
+            obj=Console(base=base),
+        )
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -69,13 +69,15 @@ LimitOption = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Mo
 class Console:
     """The options given before the command, and the way to answer.
 
-    Every option may stand before or after the command's name; what stands after it wins.
+    Every option may stand before or after the command's name; what stands after it wins. `base`
+    gives the settings of a framework the command was started by, in place of a file.
     """
 
     database: str | None = None
     broker: str | None = None
     config: str | None = None
     as_json: bool = False
+    base: Callable[[], Mapping[str, Any]] | None = None
 
     @classmethod
     def of(
@@ -94,6 +96,7 @@ class Console:
             broker=broker or outer.broker,
             config=config or outer.config,
             as_json=as_json or outer.as_json,
+            base=outer.base,
         )
 
     def settings(self, relay: dict[str, Any] | None = None) -> Settings:
@@ -101,7 +104,11 @@ class Console:
         from postroom.config import load
 
         return load(
-            database_url=self.database, broker_url=self.broker, config=self.config, relay=relay
+            database_url=self.database,
+            broker_url=self.broker,
+            config=self.config,
+            relay=relay,
+            base=self.base() if self.base else None,
         )
 
     def answer(self, document: Any, sentence: str) -> None:

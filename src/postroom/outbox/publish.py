@@ -235,13 +235,16 @@ def _write(kind: Kind, connection: Any, items: list[Item]) -> None:
         _write_on(kind, connection, items)
         sessions.after_core_write(connection)
     elif items:
-        _write_on(kind, connection, items)
+        link = _write_on(kind, connection, items)
+        if kind.library == "django":
+            link.after_commit(wake.hint)
 
 
-def _write_on(kind: Kind, connection: Any, items: list[Item]) -> None:
+def _write_on(kind: Kind, connection: Any, items: list[Item]) -> Any:
     link = kind.link(connection)
     refuse_alone(kind, link, "message")
     run(writing.write(items), link)
+    return link
 
 
 def _run(kind: Kind, tx: Any, flow: Flow[T]) -> T:

@@ -1,0 +1,105 @@
+"""Django's connections: `connections["default"]`, or `django.db.connection`, which stands for it.
+
+Statements run on the driver's own connection with a cursor of our own, so that cursor classes and
+factories in OPTIONS do not matter. Everything else is Django's to say: whether a transaction is
+open or broken, which thread may use it, what its errors are called, and when it has committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+from postroom.databases.kinds import link_of
+from postroom.errors import UnknownConnection, WrongCall
+from postroom.flow import Link, Rows, Statement
+
+__all__ = ["DjangoLink", "dialect_of"]
+
+_DIALECTS = ("postgresql", "mysql", "sqlite")  # which Django calls vendors, by the same names
+
+
+def dialect_of(connection: Any) -> str:
+    """The dialect of a Django connection, or an error if it is not one we speak."""
+    if connection.vendor not in _DIALECTS:
+        raise UnknownConnection(
+            f"Postroom speaks PostgreSQL, MariaDB and SQLite, not {connection.vendor}, which is "
+            f"the database {connection.alias!r} of DATABASES: choose another one"
+        )
+    return str(connection.vendor)
+
+
+class DjangoLink:
+    """Carries out statements on the connection of a Django `DatabaseWrapper`."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = _itself(connection)
+        self.dialect = dialect_of(self.connection)
+        _refuse_in_event_loop()
+
+    @property
+    def begin(self) -> str:
+        """What to write to be in a transaction on this very database."""
+        alias = self.connection.alias
+        using = "" if alias == "default" else f"using={alias!r}"
+        return f"write `with transaction.atomic({using}):` around it, or set ATOMIC_REQUESTS"
+
+    def commits_alone(self) -> bool:
+        """An atomic block is a transaction; else Django's autocommit decides."""
+        return not self.connection.in_atomic_block and bool(self.connection.get_autocommit())
+
+    def execute(self, statement: Statement) -> Rows:
+        connection = self.connection
+        connection.validate_thread_sharing()
+        connection.validate_no_broken_transaction()
+        connection.close_if_health_check_failed()
+        connection.ensure_connection()
+        try:
+            with connection.wrap_database_errors:
+                link: Link = link_of(connection.connection)
+                return link.execute(statement)
+        except Exception as error:
+            # As after a failed save(): a block that goes on regardless commits no half a publish.
+            if connection.in_atomic_block:
+                connection.needs_rollback = True
+                connection.rollback_exc = error
+            raise
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        """Have this called once the transaction is committed; once, however often it is asked for.
+
+        An earlier request will do if it stands in no savepoint but those around this one.
+        """
+        connection = self.connection
+        if not connection.in_atomic_block:
+            return  # commits by hand, which Django tells nobody of
+        around = set(connection.savepoint_ids)
+        if not any(e[1] is call and e[0] <= around for e in reversed(connection.run_on_commit)):
+            connection.on_commit(call)
+
+
+def _itself(connection: Any) -> Any:
+    """The connection that a proxy stands for in this thread; any method knows whose it is."""
+    method = getattr(connection, "ensure_connection", None)
+    if method is None:  # `django.core.cache.cache` is a proxy of the same class
+        raise UnknownConnection(
+            "this proxy of Django's stands for no database: give it django.db.connection, "
+            "or connections['default']"
+        )
+    return method.__self__
+
+
+def _refuse_in_event_loop() -> None:
+    """As Django does, but before anything is done, and with the remedy for publishing."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        raise WrongCall(
+            "Django's connections are synchronous and this is asynchronous code: put the whole "
+            "transaction, publish included, into one function and write "
+            "`await sync_to_async(place_order)(...)`"
+        )

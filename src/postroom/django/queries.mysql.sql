@@ -1,0 +1,1 @@
+-- Nothing differs on MariaDB: rows of key_lock are only there to be locked.

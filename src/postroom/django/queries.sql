@@ -1,0 +1,11 @@
+-- What Django's tests ask besides the rooms' own queries.
+
+-- name: empty
+-- After a test that committed: the next one finds no messages.
+DELETE FROM postroom.outbox;
+DELETE FROM postroom.delayed;
+DELETE FROM postroom.held;
+DELETE FROM postroom.dead_letter;
+DELETE FROM postroom.archive;
+DELETE FROM postroom.dedup;
+DELETE FROM postroom.lane_batch;

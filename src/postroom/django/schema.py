@@ -1,0 +1,195 @@
+"""Postroom's tables as Django migrations: the very scripts that `postroom db install` runs.
+
+A migration of Django stands for a version of the schema, and what the database says of itself
+decides: tables that `postroom db` made are recognised, and a version that is there is not made
+again. As with `postroom db`, one installer works at a time, and undelivered messages are not lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import OperationalError, router
+from django.db.migrations.operations.base import Operation
+
+from postroom.databases.django import DjangoLink, dialect_of
+from postroom.databases.schema import Migration, migrations
+from postroom.databases.sql import query_text, split
+from postroom.errors import Refused
+from postroom.flow import Statement
+
+__all__ = ["Refusal", "SchemaVersion", "empty_after_flush"]
+
+WAL_PATIENCE_SECONDS = 30
+_WAITING = ("outbox", "delayed", "held", "dead_letter")
+_REMEMBER = (
+    "SET @postroom_wait = @@session.lock_wait_timeout, @postroom_notes = @@session.sql_notes"
+)
+_RESTORE = "SET SESSION lock_wait_timeout = @postroom_wait, sql_notes = @postroom_notes"
+
+
+class Refusal(Refused, CommandError):
+    """A migration that would lose something; `manage.py` prints it as one sentence."""
+
+
+class SchemaVersion(Operation):
+    """Brings Postroom's tables to a version, or back to the one before it."""
+
+    reversible = True
+    reduces_to_sql = True
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """No models, so nothing changes in Django's eyes."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, *_: Any) -> None:
+        connection = schema_editor.connection
+        if not router.allow_migrate(connection.alias, app_label):
+            return
+        step = self._step(connection)
+        if schema_editor.collect_sql:
+            _collect(schema_editor, step.up, wal=dialect_of(connection) == "sqlite")
+            return
+        _write_ahead(connection)
+        with _turn(connection):
+            if _version(connection) < self.version:
+                _run(connection, step.up)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, *_: Any) -> None:
+        connection = schema_editor.connection
+        if not router.allow_migrate(connection.alias, app_label):
+            return
+        step = self._step(connection)
+        if schema_editor.collect_sql:
+            _collect(schema_editor, step.down)
+            return
+        with _turn(connection):
+            present = _version(connection)
+            if present > self.version:
+                raise Refusal(
+                    f"Postroom's tables in {connection.alias!r} are at version {present}: first go "
+                    f"back with `manage.py postroom db downgrade --to {self.version}`."
+                )
+            if present == self.version:
+                if self.version == 1:
+                    _refuse_to_lose(connection)
+                _run(connection, step.down)
+
+    def describe(self) -> str:
+        return f"Postroom's tables, version {self.version}"
+
+    def _step(self, connection: Any) -> Migration:
+        return next(s for s in migrations(dialect_of(connection)) if s.version == self.version)
+
+
+def empty_after_flush(*, using: str, **details: Any) -> None:
+    """Empty our tables when a test's database is flushed: `TransactionTestCase` does so.
+
+    Django flushes the tables of models only. Nothing happens outside of a test run, nor after a
+    `migrate`, which sends the same signal with a plan.
+    """
+    from django.db import connections
+    from django.test.utils import _TestState
+
+    connection = connections[using]
+    if "plan" in details or not hasattr(_TestState, "saved_data") or not _version(connection):
+        return
+    DjangoLink(connection).execute(Statement("postroom.django", "empty"))
+
+
+def _collect(schema_editor: Any, script: str, *, wal: bool = False) -> None:
+    """For `sqlmigrate`: the statements, and nothing is asked of the database."""
+    if wal:
+        schema_editor.execute("PRAGMA journal_mode = WAL", params=None)
+    for statement in split(script):
+        schema_editor.execute(statement, params=None)
+
+
+@contextlib.contextmanager
+def _turn(connection: Any) -> Iterator[None]:
+    """Alone among installers and in a transaction, as far as the database can.
+
+    Inside a transaction of the caller's this is all left to the caller.
+    """
+    if connection.in_atomic_block or not connection.get_autocommit():
+        yield
+        return
+    mysql = connection.vendor == "mysql"
+    if mysql:
+        _execute(connection, _REMEMBER)
+    if _ask(connection, "wait_for_turn") == [(0,)]:
+        raise Refusal(f"Another installation in {connection.alias!r} takes long; try again.")
+    try:
+        _ask(connection, "wait_briefly")
+        yield
+    except BaseException:
+        # The connection may be what failed; then it has ended the transaction by itself.
+        with contextlib.suppress(Exception):
+            _ask(connection, "end_turn") if mysql else _execute(connection, "ROLLBACK")
+        raise
+    else:
+        _ask(connection, "end_turn")
+    finally:
+        if mysql:
+            with contextlib.suppress(Exception):
+                _execute(connection, _RESTORE)
+
+
+def _write_ahead(connection: Any) -> None:
+    """SQLite: let readers and the writer pass each other. The switch itself does not wait."""
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        return
+    deadline = time.monotonic() + WAL_PATIENCE_SECONDS
+    while True:
+        try:
+            _execute(connection, "PRAGMA journal_mode = WAL")
+            return
+        except OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+def _version(connection: Any) -> int:
+    if _ask(connection, "meta_there") == [(0,)]:
+        return 0
+    rows = _ask(connection, "schema_version")
+    return int(rows[0][0]) if rows else 0
+
+
+def _refuse_to_lose(connection: Any) -> None:
+    # Elsewhere the turn itself keeps publishers out (SQLite), or nothing can (MariaDB).
+    if connection.vendor == "postgresql":
+        _ask(connection, "stop_publishing")
+    for name in _WAITING:
+        if _ask(connection, f"{name}_any"):
+            raise Refusal(
+                f"There are undelivered messages in {connection.alias!r} ({name}): let the relay "
+                "deliver them, or lose them with `manage.py postroom db downgrade --to 0 --force`."
+            )
+
+
+def _run(connection: Any, script: str) -> None:
+    for statement in split(script):
+        _execute(connection, statement)
+
+
+def _ask(connection: Any, name: str) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for statement in split(query_text("postroom.databases", dialect_of(connection), name)):
+        answer = _execute(connection, statement)
+        rows = rows if answer is None else answer
+    return rows
+
+
+def _execute(connection: Any, statement: str) -> list[tuple[Any, ...]] | None:
+    # Without parameters the driver leaves percent signs alone.
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return [tuple(row) for row in cursor.fetchall()] if cursor.description else None

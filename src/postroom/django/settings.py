@@ -1,0 +1,167 @@
+"""POSTROOM in Django's settings, checked once, in the words of `postroom.toml` and of `Outbox`.
+
+POSTROOM = {
+    "database": "default",                 # the alias in DATABASES that holds the outbox
+    "database_url": "postgresql://…",      # for the relay, if it is not to be that of DATABASES
+    "broker_url": "nats://…",
+    "relay": {"lease_seconds": 60, "routes": {"orders.*": "nats://…"}},
+    "routes": {"order.*": "orders"},       # these three as in Outbox(...)
+    "max_bytes": 1_000_000,
+    "notify": True,                        # PostgreSQL: wake relays of other processes
+}
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.db import connections
+
+from postroom import config
+from postroom.databases.django import dialect_of
+from postroom.django.addresses import url_of
+from postroom.errors import ConfigurationError, PostroomError, UnknownConnection
+from postroom.messages import DEFAULT_MAX_BYTES
+from postroom.outbox import wake
+from postroom.outbox.publish import Outbox
+
+__all__ = ["Chosen", "chosen", "connection", "document", "has_broker", "outbox", "problems"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What POSTROOM says, with a default for what it does not."""
+
+    database: str = "default"
+    database_url: str | None = field(default=None, repr=False)
+    broker_url: str | None = field(default=None, repr=False)
+    relay: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    routes: Mapping[str, str] = field(default_factory=dict)
+    max_bytes: int = DEFAULT_MAX_BYTES
+    notify: bool = False
+
+
+_NAMES = [each.name for each in fields(Chosen)]
+
+
+def chosen() -> Chosen:
+    """The settings, or the first thing that is wrong with them."""
+    for problem in problems():
+        raise ConfigurationError(problem)
+    return Chosen(**_given())
+
+
+def connection(using: str | None = None) -> Any:
+    """The connection of an alias in this thread, the chosen one unless told."""
+    alias = chosen().database if using is None else using
+    if alias not in connections:
+        raise UnknownConnection(f"{_no_alias(alias)}: pass one of them as using=")
+    return connections[alias]
+
+
+@cache
+def outbox() -> Outbox:
+    """The outbox as POSTROOM describes it."""
+    settings = chosen()
+    if settings.notify:
+        _notify(url_of(connection()))
+    return Outbox(routes=settings.routes, max_bytes=settings.max_bytes)
+
+
+@cache
+def _notify(url: str) -> None:
+    from postroom.outbox.notify import Notifier
+
+    wake.listen(Notifier(url).hint)
+
+
+def document() -> dict[str, Any]:
+    """The settings of commands, as `postroom.toml` would hold them."""
+    settings = chosen()
+    told: dict[str, Any] = {
+        "database_url": settings.database_url or url_of(connections[settings.database]),
+        "relay": dict(settings.relay),
+    }
+    return told | ({"broker_url": settings.broker_url} if settings.broker_url else {})
+
+
+def has_broker() -> bool:
+    """Whether a relay started now would know where to send."""
+    settings = chosen()
+    return bool(
+        settings.broker_url or settings.relay.get("routes") or os.environ.get("POSTROOM_BROKER_URL")
+    )
+
+
+def problems() -> list[str]:
+    """Everything wrong with POSTROOM, a sentence each."""
+    return list(_problems(_given()))
+
+
+def _given() -> Any:
+    return getattr(django_settings, "POSTROOM", {})
+
+
+def _problems(given: Any) -> Iterator[str]:
+    if not isinstance(given, dict):
+        yield "POSTROOM must be a dict: POSTROOM = {'broker_url': 'nats://localhost:4222'}."
+        return
+    for name in given:
+        if name not in _NAMES:
+            near = difflib.get_close_matches(str(name).lower(), _NAMES, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it may hold {', '.join(_NAMES)}."
+            yield f"POSTROOM[{name!r}] is not a setting; {hint}"
+    yield from _wrong_alias(given.get("database", "default"))
+    for name in ("database_url", "broker_url"):
+        if given.get(name) is not None and not (isinstance(given[name], str) and given[name]):
+            yield f"POSTROOM[{name!r}] must be the text of a URL, or be left out."
+    if not isinstance(given.get("notify", False), bool):
+        yield "POSTROOM['notify'] must be True or False."
+    yield from _wrong_outbox(given)
+    yield from _wrong_relay(given)
+
+
+def _wrong_alias(alias: Any) -> Iterator[str]:
+    if not isinstance(alias, str) or alias not in connections:
+        yield f"POSTROOM['database']: {_no_alias(alias)}."
+        return
+    try:
+        dialect_of(connections[alias])
+    except UnknownConnection as error:
+        yield f"POSTROOM['database']: {error}."
+
+
+def _no_alias(alias: Any) -> str:
+    return f"DATABASES has no {alias!r}; it has {', '.join(map(repr, connections))}"
+
+
+def _wrong_outbox(given: dict[str, Any]) -> Iterator[str]:
+    most = given.get("max_bytes", 1)
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        yield "POSTROOM['max_bytes'] must be a whole number above zero."
+    routes = given.get("routes", {})
+    if not isinstance(routes, Mapping) or not all(isinstance(name, str) for name in routes):
+        yield "POSTROOM['routes'] must be a dict of message types to topics."
+        return
+    try:
+        Outbox(routes=routes)
+    except PostroomError as error:
+        yield f"POSTROOM: {error}."
+
+
+def _wrong_relay(given: dict[str, Any]) -> Iterator[str]:
+    relay = given.get("relay", {})
+    routes = relay.get("routes", {}) if isinstance(relay, dict) else None
+    if not isinstance(routes, dict):
+        yield "POSTROOM['relay'] must be a dict, and its 'routes' one of topics to broker URLs."
+        return
+    try:
+        config.load(base={"relay": relay}, environ={})
+    except ConfigurationError as error:
+        yield f"POSTROOM['relay']: {error}"
