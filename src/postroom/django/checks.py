@@ -13,21 +13,9 @@ __all__ = ["check_settings"]
 
 def check_settings(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:
     """Errors are what `publish` or the relay would refuse."""
-    found: list[checks.CheckMessage] = [
-        checks.Error(problem, id="postroom.E001") for problem in settings.problems()
-    ]
-    if found:
-        return found
-    if not settings.has_broker():
-        found.append(
-            checks.Warning(
-                "POSTROOM names no broker, so messages are stored and nobody is told where to "
-                "send them.",
-                hint="Set POSTROOM['broker_url'], or start the relay with --broker.",
-                id="postroom.W001",
-            )
-        )
-    return found + _poor_charset(settings.connection())
+    if problems := settings.problems():
+        return [checks.Error(problem, id="postroom.E001") for problem in problems]
+    return _poor_charset(settings.connection())
 
 
 def _poor_charset(connection: Any) -> list[checks.CheckMessage]:
@@ -42,6 +30,6 @@ def _poor_charset(connection: Any) -> list[checks.CheckMessage]:
             f"The connection {connection.alias!r} speaks {charset}, so the database refuses keys "
             "and headers with characters that need four bytes.",
             hint="Set OPTIONS = {'charset': 'utf8mb4'} in DATABASES.",
-            id="postroom.W002",
+            id="postroom.W001",
         )
     ]

@@ -14,7 +14,6 @@ POSTROOM = {
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -31,7 +30,7 @@ from postroom.messages import DEFAULT_MAX_BYTES
 from postroom.outbox import wake
 from postroom.outbox.publish import Outbox
 
-__all__ = ["Chosen", "chosen", "connection", "document", "has_broker", "outbox", "problems"]
+__all__ = ["Chosen", "chosen", "connection", "document", "outbox", "problems"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +88,6 @@ def document() -> dict[str, Any]:
         "relay": dict(settings.relay),
     }
     return told | ({"broker_url": settings.broker_url} if settings.broker_url else {})
-
-
-def has_broker() -> bool:
-    """Whether a relay started now would know where to send."""
-    settings = chosen()
-    return bool(
-        settings.broker_url or settings.relay.get("routes") or os.environ.get("POSTROOM_BROKER_URL")
-    )
 
 
 def problems() -> list[str]:

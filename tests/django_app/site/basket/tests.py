@@ -1,0 +1,236 @@
+"""The shop's own tests, run by Django's test runner."""
+
+import json
+import threading
+from decimal import Decimal
+
+from asgiref.sync import async_to_sync
+from django.core.cache import cache
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
+from django.test import TestCase, TransactionTestCase, override_settings
+from django.utils.timezone import now
+
+from basket.models import Order
+from basket.orders import OrderPlaced, place_order
+from postroom import Draft, Outbox, failpoints
+from postroom.django import publish, publish_many, was_committed
+from postroom.errors import (
+    ConfigurationError,
+    MessageTooLarge,
+    UnknownConnection,
+    WouldCommitAlone,
+    WrongCall,
+)
+from postroom.outbox import wake
+
+UNKNOWN = "018f0000-0000-7000-8000-000000000000"
+
+
+def stored(using="default", columns="payload"):
+    prefix = "postroom." if connections[using].vendor == "postgresql" else "postroom_"
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"SELECT {columns} FROM {prefix}outbox ORDER BY position")
+        return [bytes(row[0]) if columns == "payload" else str(row[0]) for row in cursor.fetchall()]
+
+
+def numbers(using="default"):
+    return [json.loads(payload)["number"] for payload in stored(using)]
+
+
+class Listening:
+    """Counts the hints that relays of this process would get."""
+
+    def setUp(self):
+        super().setUp()
+        self.hints = []
+        self.addCleanup(wake.listen(lambda: self.hints.append(1)))
+
+
+class InATestCase(Listening, TestCase):
+    databases = {"default", "other"}
+
+    def test_1_a_message_is_there(self):
+        id = place_order(1)
+        self.assertEqual(stored(columns="id"), [id])
+        self.assertTrue(was_committed(id))
+        self.assertEqual(self.hints, [])
+
+    def test_2_and_is_rolled_back_with_the_test(self):
+        self.assertEqual(stored(), [])
+        self.assertEqual(Order.objects.count(), 0)
+
+    def test_types_of_django_are_text(self):
+        place_order(1)
+        order = Order.objects.get()
+        (payload,) = stored()
+        self.assertEqual(
+            json.loads(payload),
+            {"id": str(order.id), "number": 1, "total": "9.90", "at": order.placed_at.isoformat()},
+        )
+
+    def test_captured_callbacks(self):
+        with self.captureOnCommitCallbacks() as callbacks, transaction.atomic():
+            for number in range(20):
+                place_order(number)
+            with transaction.atomic():
+                place_order(20)
+            publish_many([OrderPlaced(UNKNOWN, n, Decimal(1), now()) for n in range(5)])
+        self.assertEqual((len(callbacks), self.hints), (1, []))
+        with self.captureOnCommitCallbacks(execute=True):
+            place_order(21)
+        self.assertEqual(self.hints, [1])
+
+    def test_a_rolled_back_savepoint_takes_its_hint_along(self):
+        with self.captureOnCommitCallbacks() as callbacks:
+            with transaction.atomic():
+                place_order(1)
+                transaction.set_rollback(True)
+        self.assertEqual((callbacks, stored()), ([], []))
+        with self.captureOnCommitCallbacks() as callbacks, transaction.atomic():
+            with transaction.atomic():
+                place_order(1)
+                transaction.set_rollback(True)
+            place_order(2)
+        self.assertEqual((len(callbacks), numbers()), (1, [2]))
+
+    def test_a_client_is_atomic(self):
+        self.assertEqual(self.client.post("/place/7").status_code, 200)
+        self.client.raise_request_exception = False
+        self.assertEqual(self.client.post("/fail/8").status_code, 500)
+        self.assertEqual(self.client.post("/savepoint/10").status_code, 200)
+        self.assertEqual(numbers(), [7, 11])
+
+    def test_using_decides(self):
+        with transaction.atomic(using="other"):
+            place_order(3, using="other")
+        self.assertEqual((numbers("default"), numbers("other")), ([], [3]))
+        with override_settings(POSTROOM={"database": "other"}):
+            publish({"number": 4}, type="t")
+        self.assertEqual((numbers("default"), numbers("other")), ([], [3, 4]))
+
+    def test_settings_of_the_outbox(self):
+        with override_settings(POSTROOM={"max_bytes": 10, "routes": {"t.*": "tea"}}):
+            publish(b"0123456789", type="t.x")
+            self.assertEqual(stored(columns="topic"), ["tea"])
+            with self.assertRaisesRegex(MessageTooLarge, "the limit is 10"):
+                publish(b"01234567890", type="t.x")
+        with override_settings(POSTROOM={"max_byte": 10}):
+            with self.assertRaisesRegex(ConfigurationError, "did you mean 'max_bytes'"):
+                publish(b"", type="t")
+        publish(b"01234567890", type="t.x")
+        self.assertEqual(stored(columns="topic"), ["tea", "events.default"])
+
+    def test_a_wrong_alias(self):
+        with self.assertRaisesRegex(
+            UnknownConnection, "DATABASES has no 'reports'; it has 'default', 'other'"
+        ):
+            publish({}, using="reports", type="t")
+
+    def test_connections_themselves(self):
+        outbox = Outbox()
+        outbox.publish(connection, b"1", type="t")
+        outbox.publish_many(connections["default"], [Draft(payload=b"2", type="t")])
+        self.assertEqual(stored(), [b"1", b"2"])
+        with self.assertRaisesRegex(UnknownConnection, "stands for no database"):
+            outbox.publish(cache, b"", type="t")
+
+
+class InATransactionTestCase(Listening, TransactionTestCase):
+    databases = {"default", "other"}
+
+    def test_1_committed_and_told(self):
+        with transaction.atomic():
+            id = place_order(1)
+            self.assertEqual(self.hints, [])
+        self.assertEqual(self.hints, [1])
+        self.assertTrue(was_committed(id))
+
+    def test_2_the_next_test_finds_nothing(self):
+        for using in ("default", "other"):
+            self.assertEqual(stored(using), [])
+
+    def test_outside_of_a_block(self):
+        with self.assertRaisesRegex(WouldCommitAlone, r"`with transaction\.atomic\(\):`"):
+            publish({}, type="t")
+        with transaction.atomic():
+            with self.assertRaisesRegex(
+                WouldCommitAlone, r"`with transaction\.atomic\(using='other'\):`"
+            ):
+                publish({}, using="other", type="t")
+        self.assertEqual((stored(), stored("other")), ([], []))
+        self.assertFalse(was_committed(UNKNOWN))
+
+    def test_a_rollback(self):
+        with self.assertRaises(IntegrityError), transaction.atomic():
+            place_order(1)
+            place_order(1)
+        self.assertEqual((stored(), self.hints, Order.objects.count()), ([], [], 0))
+
+    def test_a_broken_block_takes_no_more(self):
+        with transaction.atomic():
+            Order.objects.create(number=1, total=1)
+            try:
+                Order.objects.create(number=1, total=1)
+            except IntegrityError:
+                pass
+            with self.assertRaisesRegex(
+                transaction.TransactionManagementError, "until the end of the 'atomic' block"
+            ):
+                publish({}, type="t")
+        self.assertEqual((stored(), Order.objects.count()), ([], 0))
+
+    def test_a_failed_publish_that_nobody_minds_is_not_committed(self):
+        def fail():
+            raise RuntimeError("no more")
+
+        failpoints.arm("sql.insert_outbox.before", fail)
+        self.addCleanup(failpoints.clear)
+        with transaction.atomic():
+            Order.objects.create(number=1, total=1)
+            with self.assertRaisesRegex(RuntimeError, "no more"):
+                publish({}, type="t", dedup_key="d")
+        self.assertEqual(Order.objects.count(), 0)
+        failpoints.clear()
+        with transaction.atomic():
+            self.assertFalse(publish({}, type="t", dedup_key="d").duplicate)
+
+    def test_errors_of_the_database_are_djangos(self):
+        call_command("migrate", "postroom", "zero", database="other", verbosity=0)
+        try:
+            with self.assertRaisesRegex(DatabaseError, "outbox"), transaction.atomic("other"):
+                publish({}, using="other", type="t")
+        finally:
+            call_command("migrate", "postroom", database="other", verbosity=0)
+        with transaction.atomic("other"):
+            publish({}, using="other", type="t")
+
+    def test_asynchronous_code(self):
+        async def mistake():
+            publish({}, type="t")
+
+        with self.assertRaisesRegex(WrongCall, r"await sync_to_async\(place_order\)"):
+            async_to_sync(mistake)()
+        self.assertEqual(stored(), [])
+
+    def test_each_thread_has_a_connection_of_its_own(self):
+        def work():
+            try:
+                with transaction.atomic():
+                    publish({"number": 2}, type="t")
+            finally:
+                connection.close()
+
+        if connection.vendor == "sqlite":
+            return  # its test database lives in one connection
+        thread = threading.Thread(target=work)
+        with transaction.atomic():
+            publish({"number": 1}, type="t")
+            thread.start()
+            thread.join(30)
+            transaction.set_rollback(True)
+        self.assertEqual(numbers(), [2])
+
+    def test_the_command_from_python(self):
+        with self.assertRaisesRegex(CommandError, "postroom dead show x ended with"):
+            call_command("postroom", "dead", "show", "x")
