@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from django_doors import entry
 
 FOLDER = Path(__file__).parent / "site"
@@ -31,19 +33,29 @@ PLACES = [
     *([("mariadb", "mysqlclient")] if _installed("mysqlclient") else []),
     ("sqlite", "sqlite3"),
 ]
+# For what has nothing to do with the driver.
+each_database = pytest.mark.parametrize(
+    "site",
+    [("postgresql", "psycopg"), ("mariadb", "pymysql"), ("sqlite", "sqlite3")],
+    indirect=True,
+    ids="-".join,
+)
 
 
 @dataclass
 class Site:
+    """A project; `manage` and `start` run its commands as people do."""
+
     driver: str
     urls: dict[str, str]  # by alias
     cwd: Path
     postroom: dict[str, Any] = field(default_factory=dict)
+    account: dict[str, str] = field(default_factory=dict)  # in place of that of the URLs
     running: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def databases(self) -> dict[str, Any]:
-        made = {alias: entry(url) for alias, url in self.urls.items()}
+        made = {alias: entry(url) | self.account for alias, url in self.urls.items()}
         made["default"]["ATOMIC_REQUESTS"] = True
         return made
 

@@ -20,3 +20,4 @@ DATABASES = json.loads(os.environ["SHOP_DATABASES"])
 POSTROOM = json.loads(os.environ.get("SHOP_POSTROOM", "{}"))
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
+DATABASE_ROUTERS = [name for name in [os.environ.get("SHOP_ROUTERS")] if name]
