@@ -92,20 +92,21 @@ class Open:
     def link(self) -> Any:
         return link_of(self.tx)
 
+    async def call(self, call: Call, *args: Any, **how: Any) -> Any:
+        """A call that takes `tx`, made where the connection may be used."""
+        return await answer(call(*args, **how))
+
     async def publish(self, outbox: Outbox, payload: Any, **wishes: Any) -> Published:
-        if self.is_async:
-            return await outbox.publish_async(self.tx, payload, **wishes)
-        return outbox.publish(self.tx, payload, **wishes)
+        publish = outbox.publish_async if self.is_async else outbox.publish
+        return await self.call(publish, self.tx, payload, **wishes)
 
     async def publish_many(self, outbox: Outbox, drafts: list[Any], **how: Any) -> list[Published]:
-        if self.is_async:
-            return await outbox.publish_many_async(self.tx, drafts, **how)
-        return outbox.publish_many(self.tx, drafts, **how)
+        publish_many = outbox.publish_many_async if self.is_async else outbox.publish_many
+        return await self.call(publish_many, self.tx, drafts, **how)
 
     async def was_committed(self, outbox: Outbox, message: Any) -> bool:
-        if self.is_async:
-            return await outbox.was_committed_async(self.tx, message)
-        return outbox.was_committed(self.tx, message)
+        was_committed = outbox.was_committed_async if self.is_async else outbox.was_committed
+        return await self.call(was_committed, self.tx, message)
 
 
 class Plain(Open):
@@ -127,14 +128,8 @@ class Threaded(Open):
     def link(self) -> Any:
         return self.thread.link(self.tx)
 
-    async def publish(self, outbox: Outbox, payload: Any, **wishes: Any) -> Published:
-        return await self.thread(outbox.publish, self.tx, payload, **wishes)
-
-    async def publish_many(self, outbox: Outbox, drafts: list[Any], **how: Any) -> list[Published]:
-        return await self.thread(outbox.publish_many, self.tx, drafts, **how)
-
-    async def was_committed(self, outbox: Outbox, message: Any) -> bool:
-        return await self.thread(outbox.was_committed, self.tx, message)
+    async def call(self, call: Call, *args: Any, **how: Any) -> Any:
+        return await self.thread(call, *args, **how)
 
 
 Opener = Callable[..., AbstractAsyncContextManager[Open]]

@@ -8,6 +8,7 @@ again. As with `postroom db`, one installer works at a time, and undelivered mes
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,15 +18,15 @@ from django.db import OperationalError, router
 from django.db.migrations.operations.base import Operation
 
 from postroom.databases.django import DjangoLink, dialect_of
-from postroom.databases.schema import Migration, migrations
-from postroom.databases.sql import query_text, split
+from postroom.databases.schema import Migration, made_by, migrations
+from postroom.databases.sql import has_query, query_text, split
 from postroom.errors import Refused
 from postroom.flow import Statement
 
 __all__ = ["Refusal", "SchemaVersion", "empty_after_flush"]
 
 WAL_PATIENCE_SECONDS = 30
-_WAITING = ("outbox", "delayed", "held", "dead_letter")
+_ROOM = "postroom.databases"
 _REMEMBER = (
     "SET @postroom_wait = @@session.lock_wait_timeout, @postroom_notes = @@session.sql_notes"
 )
@@ -77,8 +78,7 @@ class SchemaVersion(Operation):
                     f"back with `manage.py postroom db downgrade --to {self.version}`."
                 )
             if present == self.version:
-                if self.version == 1:
-                    _refuse_to_lose(connection)
+                _refuse_to_lose(connection, self.version)
                 _run(connection, step.down)
 
     def describe(self) -> str:
@@ -163,15 +163,21 @@ def _version(connection: Any) -> int:
     return int(rows[0][0]) if rows else 0
 
 
-def _refuse_to_lose(connection: Any) -> None:
+def _refuse_to_lose(connection: Any, version: int) -> None:
+    """What must not be lost is what `postroom db downgrade` asks for too, by `TABLE_any`."""
+    dialect = dialect_of(connection)
     # Elsewhere the turn itself keeps publishers out (SQLite), or nothing can (MariaDB).
-    if connection.vendor == "postgresql":
+    if version == 1 and dialect == "postgresql":
         _ask(connection, "stop_publishing")
-    for name in _WAITING:
-        if _ask(connection, f"{name}_any"):
+    made, before = made_by(dialect, version).tables, made_by(dialect, version - 1).tables
+    for table in (name for name in made if name not in before):
+        name = re.split(r"postroom[._]", table)[-1]
+        if has_query(_ROOM, dialect, f"{name}_any") and _ask(connection, f"{name}_any"):
+            what = "undelivered messages" if version == 1 else "records that nothing else holds"
+            wait = "let the relay deliver them" if version == 1 else "let them grow old"
             raise Refusal(
-                f"There are undelivered messages in {connection.alias!r} ({name}): let the relay "
-                "deliver them, or lose them with `manage.py postroom db downgrade --to 0 --force`."
+                f"There are {what} in {connection.alias!r} ({name}): {wait}, or lose them with "
+                f"`manage.py postroom db downgrade --to {version - 1} --force`."
             )
 
 
@@ -182,7 +188,7 @@ def _run(connection: Any, script: str) -> None:
 
 def _ask(connection: Any, name: str) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
-    for statement in split(query_text("postroom.databases", dialect_of(connection), name)):
+    for statement in split(query_text(_ROOM, dialect_of(connection), name)):
         answer = _execute(connection, statement)
         rows = rows if answer is None else answer
     return rows

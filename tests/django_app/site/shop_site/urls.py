@@ -1,5 +1,6 @@
-from basket import views
 from django.urls import path
+
+from basket import views
 
 urlpatterns = [
     path("place/<int:number>", views.place),
