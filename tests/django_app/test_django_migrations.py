@@ -31,6 +31,7 @@ def test_every_schema_version_is_a_migration() -> None:
         assert found == steps
 
 
+@each_database
 def test_made_planned_printed_and_taken_back(site: Site) -> None:
     assert "Applying postroom.0001_core... OK" in site.manage("migrate")
     assert "No changes detected" in site.manage("makemigrations", "--check", "--dry-run")

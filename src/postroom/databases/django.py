@@ -70,13 +70,12 @@ class DjangoLink:
     def after_commit(self, call: Callable[[], None]) -> None:
         """Have this called once the transaction is committed; once, however often it is asked for.
 
-        An earlier request will do if it stands in no savepoint but those around this one.
+        An earlier request will do: one from a savepoint that was rolled back is gone already.
         """
         connection = self.connection
         if not connection.in_atomic_block:
             return  # commits by hand, which Django tells nobody of
-        around = set(connection.savepoint_ids)
-        if not any(e[1] is call and e[0] <= around for e in reversed(connection.run_on_commit)):
+        if not any(call is known for _, known, *_ in connection.run_on_commit):
             connection.on_commit(call)
 
 

@@ -69,7 +69,7 @@ def outbox() -> Outbox:
     """The outbox as POSTROOM describes it."""
     settings = chosen()
     if settings.notify:
-        _notify(url_of(connection()))
+        _notify(settings.database_url or url_of(connection()))
     return Outbox(routes=settings.routes, max_bytes=settings.max_bytes)
 
 
@@ -108,24 +108,27 @@ def _problems(given: Any) -> Iterator[str]:
             near = difflib.get_close_matches(str(name).lower(), _NAMES, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it may hold {', '.join(_NAMES)}."
             yield f"POSTROOM[{name!r}] is not a setting; {hint}"
-    yield from _wrong_alias(given.get("database", "default"))
+    yield from _wrong_database(given.get("database", "default"), given.get("notify", False))
     for name in ("database_url", "broker_url"):
         if given.get(name) is not None and not (isinstance(given[name], str) and given[name]):
             yield f"POSTROOM[{name!r}] must be the text of a URL, or be left out."
-    if not isinstance(given.get("notify", False), bool):
-        yield "POSTROOM['notify'] must be True or False."
     yield from _wrong_outbox(given)
     yield from _wrong_relay(given)
 
 
-def _wrong_alias(alias: Any) -> Iterator[str]:
+def _wrong_database(alias: Any, notify: Any) -> Iterator[str]:
+    if not isinstance(notify, bool):
+        yield "POSTROOM['notify'] must be True or False."
     if not isinstance(alias, str) or alias not in connections:
         yield f"POSTROOM['database']: {_no_alias(alias)}."
         return
     try:
-        dialect_of(connections[alias])
+        dialect = dialect_of(connections[alias])
     except UnknownConnection as error:
         yield f"POSTROOM['database']: {error}."
+        return
+    if notify is True and dialect != "postgresql":
+        yield "POSTROOM['notify'] needs PostgreSQL; leave it out, and relays poll."
 
 
 def _no_alias(alias: Any) -> str:
