@@ -70,12 +70,15 @@ class DjangoLink:
     def after_commit(self, call: Callable[[], None]) -> None:
         """Have this called once the transaction is committed; once, however often it is asked for.
 
-        An earlier request will do: one from a savepoint that was rolled back is gone already.
+        An earlier request will do if it stands in no savepoint but those around this one. So each
+        block of a `TestCase`, which Django runs as a savepoint, has its own, as it will have later.
         """
         connection = self.connection
         if not connection.in_atomic_block:
             return  # commits by hand, which Django tells nobody of
-        if not any(call is known for _, known, *_ in connection.run_on_commit):
+        around = set(connection.savepoint_ids)
+        known = connection.run_on_commit
+        if not any(each is call and sids <= around for sids, each, *_ in known):
             connection.on_commit(call)
 
 

@@ -205,6 +205,24 @@ class InATransactionTestCase(Listening, TransactionTestCase):
         with transaction.atomic("other"):
             publish({}, using="other", type="t")
 
+    def test_a_refused_migration_leaves_the_connection_as_it_was(self):
+        with transaction.atomic("other"):
+            id = publish({}, using="other", type="t").id
+        before = self.session_settings()
+        with self.assertRaisesRegex(CommandError, r"undelivered messages in 'other' \(outbox\)"):
+            call_command("migrate", "postroom", "zero", database="other", verbosity=0)
+        self.assertEqual(self.session_settings(), before)
+        with transaction.atomic("other"):
+            transaction.set_rollback(True, using="other")
+        self.assertEqual(stored("other", "id"), [id])
+
+    def session_settings(self):
+        if connection.vendor != "mysql":
+            return None
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SELECT @@session.lock_wait_timeout, @@session.sql_notes")
+            return cursor.fetchone()
+
     def test_asynchronous_code(self):
         async def mistake():
             publish({}, type="t")
