@@ -40,6 +40,7 @@ each_database = pytest.mark.parametrize(
     indirect=True,
     ids="-".join,
 )
+one_database = pytest.mark.parametrize("site", [("sqlite", "sqlite3")], indirect=True, ids="-".join)
 
 
 @dataclass

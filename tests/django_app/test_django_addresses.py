@@ -1,5 +1,6 @@
 """An entry of DATABASES as a URL: read back by `databases.urls`, and by real servers."""
 
+import ssl
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,9 @@ def test_names_and_passwords_come_back_as_they_were(vendor: str) -> None:
 def test_what_cannot_be_is_named() -> None:
     with pytest.raises(ConfigurationError, match="sslmoed is not an option of a PostgreSQL URL"):
         resolve(url("postgresql", NAME="app", OPTIONS={"sslmoed": "require"}))
+    for name, value in (("ssl", ssl.create_default_context()), ("init_command", ["SET a=1"])):
+        with pytest.raises(ConfigurationError, match=rf"^{name} in OPTIONS .* no URL can hold"):
+            url("mysql", NAME="app", OPTIONS={name: value})
     with pytest.raises(UnknownConnection, match=r"not oracle, which is the database 'x'"):
         url("oracle", NAME="app")
     for name in (":memory:", "file:memorydb_default?mode=memory&cache=shared"):

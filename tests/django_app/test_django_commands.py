@@ -5,14 +5,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import pytest
-from django_site import Site, each_database
+from django_site import Site, each_database, one_database
 
 from helpers import eventually
 from servers import free_port
 
 RECEIVER = {"broker_url": "call:basket.receivers:count"}
-one_site = pytest.mark.parametrize("site", [("sqlite", "sqlite3")], indirect=True, ids="-".join)
 
 
 def post(port: int, path: str) -> tuple[int, str]:
@@ -90,7 +88,7 @@ def test_another_alias(site: Site) -> None:
     assert id in site.manage("postroom", "relay", "--once")
 
 
-@one_site
+@one_database
 def test_what_stands_over_the_settings(site: Site) -> None:
     site.postroom = {"broker_url": "stdout://", "relay": {"retry_attempts": 2}}
     other = site.urls["other"]
@@ -102,7 +100,7 @@ def test_what_stands_over_the_settings(site: Site) -> None:
     assert site.manage("postroom", "db", "check") == f"{other}: everything is there.\n"
 
 
-@one_site
+@one_database
 def test_options_of_django_and_help(site: Site) -> None:
     options = ("--settings", "shop_site.settings", "--no-color", "--skip-checks")
     assert "installed" in site.manage("postroom", "db", "install", *options)
@@ -117,7 +115,7 @@ def test_options_of_django_and_help(site: Site) -> None:
     assert "postroom" in site.manage("help").split()
 
 
-@one_site
+@one_database
 def test_mistakes_are_one_sentence(site: Site) -> None:
     site.manage("migrate", "-v0")
     done = site.run("postroom", "relay")

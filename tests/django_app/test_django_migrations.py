@@ -1,9 +1,11 @@
 """Postroom's tables through Django's migrations: made, recognised, taken back, and not lost."""
 
-import pytest
+import sqlite3
+from contextlib import closing
+
 from django.apps import apps
 from django.db.migrations.loader import MigrationLoader
-from django_site import Site, each_database
+from django_site import Site, each_database, one_database
 
 import django_doors
 from postroom.databases.schema import migrations
@@ -83,7 +85,7 @@ def test_undelivered_messages_are_not_lost(site: Site) -> None:
     assert site.run("postroom", "db", "check").returncode == 1
 
 
-@pytest.mark.parametrize("site", [("sqlite", "sqlite3")], indirect=True, ids="-".join)
+@one_database
 def test_what_was_forced_away_is_no_trouble(site: Site) -> None:
     site.manage("migrate", "-v0")
     (id,) = site.manage("place", "1").split()
@@ -92,6 +94,18 @@ def test_what_was_forced_away_is_no_trouble(site: Site) -> None:
     site.manage("migrate", "-v0")
     assert site.asked("db", "check")["ok"]
     assert site.run("postroom", "messages", "show", id).returncode == 1
+
+
+@one_database
+def test_newer_tables_are_left_alone(site: Site) -> None:
+    site.manage("migrate", "-v0")
+    with closing(sqlite3.connect(site.urls["default"].removeprefix("sqlite:///"))) as database:
+        database.execute("UPDATE postroom_meta SET value = '99' WHERE name = 'schema_version'")
+        database.commit()
+    done = site.run("migrate", "postroom", "zero")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Refusal: Postroom's tables in 'default' are at version 99: ")
+    assert "`manage.py postroom db downgrade --to " in done.stderr
 
 
 @each_database

@@ -13,17 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 from postroom.databases.kinds import link_of
+from postroom.databases.sql import DIALECTS
 from postroom.errors import UnknownConnection, WrongCall
 from postroom.flow import Link, Rows, Statement
 
 __all__ = ["DjangoLink", "dialect_of"]
 
-_DIALECTS = ("postgresql", "mysql", "sqlite")  # which Django calls vendors, by the same names
-
 
 def dialect_of(connection: Any) -> str:
     """The dialect of a Django connection, or an error if it is not one we speak."""
-    if connection.vendor not in _DIALECTS:
+    if connection.vendor not in DIALECTS:
         raise UnknownConnection(
             f"Postroom speaks PostgreSQL, MariaDB and SQLite, not {connection.vendor}, which is "
             f"the database {connection.alias!r} of DATABASES: choose another one"

@@ -7,10 +7,12 @@ Django's own connections is left out; anything else is refused by `databases.url
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from postroom.databases.django import dialect_of
+from postroom.errors import ConfigurationError
 
 __all__ = ["url_of"]
 
@@ -37,14 +39,23 @@ def url_of(connection: Any) -> str:
     settings: Mapping[str, Any] = connection.settings_dict
     options = dict(settings.get("OPTIONS") or {})
     query = {
-        name: _text(value) for name, value in options.items() if name not in _DJANGOS_OWN[dialect]
+        name: _text(name, value)
+        for name, value in options.items()
+        if name not in _DJANGOS_OWN[dialect] and (value is not None or name == "prepare_threshold")
     }
     make = {"postgresql": _postgresql, "mysql": _mysql, "sqlite": _sqlite}[dialect]
     return make(settings, options, query)
 
 
-def _text(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is not None and not isinstance(value, str | int | float | Path):
+        raise ConfigurationError(
+            f"{name} in OPTIONS of DATABASES is a {type(value).__name__}, which no URL can hold: "
+            "say it in text, or give the relay a URL of its own with POSTROOM['database_url']."
+        )
+    return str(value)
 
 
 def _postgresql(settings: Mapping[str, Any], options: dict[str, Any], query: dict[str, str]) -> str:
@@ -79,10 +90,10 @@ def _mysql(settings: Mapping[str, Any], options: dict[str, Any], query: dict[str
     tls = options.get("ssl")
     if isinstance(tls, Mapping):
         names = {"check_hostname": "ssl_check_hostname", "verify_mode": "ssl_verify_cert"}
-        query |= {names.get(n, f"ssl_{n}"): _text(value) for n, value in tls.items()}
+        query |= {names.get(n, f"ssl_{n}"): _text(n, value) for n, value in tls.items()}
         query.setdefault("ssl", "true")
     elif tls is not None:
-        query["ssl"] = _text(tls)
+        query["ssl"] = _text("ssl", tls)
     return _url("mysql", merged, host, port, merged["NAME"], query)
 
 

@@ -32,8 +32,7 @@ class PostroomConfig(AppConfig):
 
 
 def _forget(*, setting: str, **_: Any) -> None:
-    """A test has overridden settings: read them anew."""
     from postroom.django import settings
 
     if setting in ("POSTROOM", "DATABASES"):
-        settings.outbox.cache_clear()
+        settings.forget()

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import OperationalError, router
+from django.db import OperationalError, connections, router
 from django.db.migrations.operations.base import Operation
 
 from postroom.databases.django import DjangoLink, dialect_of
 from postroom.databases.schema import Migration, made_by, migrations
-from postroom.databases.sql import has_query, query_text, split
+from postroom.databases.sql import DIALECTS, has_query, query_text, split
 from postroom.errors import Refused
 from postroom.flow import Statement
 
@@ -51,7 +51,7 @@ class SchemaVersion(Operation):
 
     def database_forwards(self, app_label: str, schema_editor: Any, *_: Any) -> None:
         connection = schema_editor.connection
-        if not router.allow_migrate(connection.alias, app_label):
+        if not _concerns(connection, app_label):
             return
         step = self._step(connection)
         if schema_editor.collect_sql:
@@ -64,7 +64,7 @@ class SchemaVersion(Operation):
 
     def database_backwards(self, app_label: str, schema_editor: Any, *_: Any) -> None:
         connection = schema_editor.connection
-        if not router.allow_migrate(connection.alias, app_label):
+        if not _concerns(connection, app_label):
             return
         step = self._step(connection)
         if schema_editor.collect_sql:
@@ -94,13 +94,19 @@ def empty_after_flush(*, using: str, **details: Any) -> None:
     Django flushes the tables of models only. Nothing happens outside of a test run, nor after a
     `migrate`, which sends the same signal with a plan.
     """
-    from django.db import connections
-    from django.test.utils import _TestState
+    if "plan" in details:
+        return
+    from django.test import utils
 
     connection = connections[using]
-    if "plan" in details or not hasattr(_TestState, "saved_data") or not _version(connection):
-        return
-    DjangoLink(connection).execute(Statement("postroom.django", "empty"))
+    testing = hasattr(getattr(utils, "_TestState", None), "saved_data")
+    if testing and connection.vendor in DIALECTS and _version(connection):
+        DjangoLink(connection).execute(Statement("postroom.django", "empty"))
+
+
+def _concerns(connection: Any, app_label: str) -> bool:
+    """Not where a router says no, nor in a database that no message can be in."""
+    return connection.vendor in DIALECTS and router.allow_migrate(connection.alias, app_label)
 
 
 def _collect(schema_editor: Any, script: str, *, wal: bool = False) -> None:
@@ -123,9 +129,9 @@ def _turn(connection: Any) -> Iterator[None]:
     mysql = connection.vendor == "mysql"
     if mysql:
         _execute(connection, _REMEMBER)
-    if _ask(connection, "wait_for_turn") == [(0,)]:
-        raise Refusal(f"Another installation in {connection.alias!r} takes long; try again.")
     try:
+        if _ask(connection, "wait_for_turn") == [(0,)]:
+            raise Refusal(f"Another installation in {connection.alias!r} takes long; try again.")
         _ask(connection, "wait_briefly")
         yield
     except BaseException:

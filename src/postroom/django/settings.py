@@ -30,7 +30,7 @@ from postroom.messages import DEFAULT_MAX_BYTES
 from postroom.outbox import wake
 from postroom.outbox.publish import Outbox
 
-__all__ = ["Chosen", "chosen", "connection", "document", "outbox", "problems"]
+__all__ = ["Chosen", "chosen", "connection", "document", "forget", "outbox", "problems"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,18 @@ class Chosen:
 _NAMES = [each.name for each in fields(Chosen)]
 
 
+@cache
 def chosen() -> Chosen:
     """The settings, or the first thing that is wrong with them."""
     for problem in problems():
         raise ConfigurationError(problem)
     return Chosen(**_given())
+
+
+def forget() -> None:
+    """Read everything anew: a test has overridden settings."""
+    chosen.cache_clear()
+    outbox.cache_clear()
 
 
 def connection(using: str | None = None) -> Any:
