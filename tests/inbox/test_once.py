@@ -51,7 +51,7 @@ async def opened(door: Door, stage: Stage) -> AsyncIterator[Open]:
 async def once(opened: Open, *wishes: Any, **more: Any) -> bool:
     if opened.is_async:
         return await inbox.once_async(opened.tx, *wishes, **more)
-    return inbox.once(opened.tx, *wishes, **more)
+    return await opened.call(inbox.once, opened.tx, *wishes, **more)
 
 
 def remembered(stage: Stage) -> list[tuple[str, str]]:
@@ -99,7 +99,7 @@ async def test_once_on_an_asynchronous_connection_names_the_other_call(opened: O
         with pytest.raises(WrongCall, match=r"await inbox\.once_async"):
             inbox.once(opened.tx, "billing", ID)
     else:
-        assert await inbox.once_async(opened.tx, "billing", ID)
+        assert await once(opened, "billing", ID)
 
 
 @one_door_a_database

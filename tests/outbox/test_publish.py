@@ -34,8 +34,8 @@ one_door_a_kind = pytest.mark.parametrize(
 )
 
 
-# SQLAlchemy's AUTOCOMMIT has no transactions of its own, DBUtils wants to be told of them, and Django
-# knows of none but its blocks.
+# SQLAlchemy's AUTOCOMMIT has no transactions of its own, DBUtils wants to be told of them, and
+# Django knows of none but its blocks.
 WITHOUT_BEGIN = (
     doors.session,
     doors.async_session,

@@ -20,7 +20,6 @@ import psycopg2.pool
 import psycopg_pool
 import pytest
 from dbutils.pooled_db import PooledDB
-from django.db import connection as django_connection
 from django.db import models
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -295,7 +294,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "mapped row": (lambda: Row(id=1), "session or connection comes first"),
     "message": (lambda: Handed(1), "session or connection comes first"),
     "django model": (lambda: object.__new__(models.Model), "inside `transaction.atomic()`"),
-    "django connection": (lambda: django_connection, "inside `transaction.atomic()`"),
     "generator": (lambda: (each for each in ()), "`Depends` hands it to you"),
     "url": (lambda: "sqlite:///x.db", "builtins.str is none: open a session or connection"),
     "None": (lambda: None, "give the session or connection of your transaction"),

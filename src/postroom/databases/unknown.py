@@ -14,8 +14,8 @@ __all__ = ["remedy"]
 _SESSION = "open a session from it, `with {} as session:`, and give the session"
 _TAKE = "take a connection from the pool, `{} as connection:`, and give that"
 _DJANGO = (
-    "inside `transaction.atomic()`, give the driver's own connection, `connection.connection` "
-    "of `from django.db import connection`"
+    "inside `transaction.atomic()`, write `postroom.django.publish(message)`, or give "
+    "`django.db.connection`"
 )
 
 # By library and class, for a class or any of its bases.
@@ -40,8 +40,6 @@ _KNOWN = {
     ("django", "Model"): f"that is a row, not a connection: {_DJANGO}",
     ("django", "BaseManager"): f"that is no connection: {_DJANGO}",
     ("django", "QuerySet"): f"that is no connection: {_DJANGO}",
-    ("django", "BaseDatabaseWrapper"): _DJANGO,
-    ("django", "ConnectionProxy"): _DJANGO,
 }
 
 

@@ -9,3 +9,6 @@ DELETE FROM postroom.dead_letter;
 DELETE FROM postroom.archive;
 DELETE FROM postroom.dedup;
 DELETE FROM postroom.lane_batch;
+DELETE FROM postroom.inbox;
+DELETE FROM postroom.job_item;
+DELETE FROM postroom.job;
