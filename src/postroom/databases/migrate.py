@@ -65,13 +65,17 @@ async def install(url: str) -> Change:
     target = resolve(url)
     goal = newest(target.dialect)
     async with _open(target) as connection:
-        before = await _known(connection, target)
-        if 0 < before < goal:
-            raise SchemaError(
-                f"Postroom's tables in {target.safe} are of version {before}; "
-                f"run `postroom db upgrade` to bring them to {goal}."
-            )
-        await _climb(connection, target, goal)
+        if target.dialect == "sqlite":
+            await _write_ahead(connection, target)
+        # Looked at in our turn: a version below the newest may be another installer on its way.
+        async with _turn(connection, target):
+            before = await _known(connection, target)
+            if 0 < before < goal:
+                raise SchemaError(
+                    f"Postroom's tables in {target.safe} are of version {before}; "
+                    f"run `postroom db upgrade` to bring them to {goal}."
+                )
+            await _climb(connection, target, goal)
         return Change(before, goal)
 
 
@@ -80,15 +84,16 @@ async def upgrade(url: str, to: int | None = None) -> Change:
     target = resolve(url)
     goal = scripts.checked(target.dialect, to)
     async with _open_existing(target) as connection:
-        before = await _known(connection, target) if connection else 0
-        if connection is None or before == 0:
+        if connection is None or await _known(connection, target) == 0:
             raise _not_installed(target)
-        if before > goal:
-            raise Refused(
-                f"{target.safe} is at version {before} already; "
-                f"`postroom db downgrade --to {goal}` goes back."
-            )
-        await _climb(connection, target, goal)
+        async with _turn(connection, target):
+            before = await _known(connection, target)
+            if before > goal:
+                raise Refused(
+                    f"{target.safe} is at version {before} already; "
+                    f"`postroom db downgrade --to {goal}` goes back."
+                )
+            await _climb(connection, target, goal)
         return Change(before, goal)
 
 
@@ -192,14 +197,10 @@ def _quote(name: str, dialect: str) -> str:
 
 
 async def _climb(connection: AsyncConnection, target: Target, goal: int) -> None:
-    if target.dialect == "sqlite":
-        await _write_ahead(connection, target)
+    present = await _version(connection, target)
     for step in migrations(target.dialect):
-        if step.version <= goal:
-            async with _turn(connection, target):
-                # Read again: whoever had the turn before may have done it.
-                if await _version(connection, target) < step.version:
-                    await connection.run_sync(scripts.run, step.up)
+        if present < step.version <= goal:
+            await connection.run_sync(scripts.run, step.up)
 
 
 async def _descend(connection: AsyncConnection, target: Target, goal: int, force: bool) -> None:

@@ -136,11 +136,11 @@ async def play(screen: Console) -> bool:
         await migrate.install(story.url)
         await migrate.install(f"sqlite:///{story.billing}")
         for file, table in (
-            (story.file, "shop_order (id INTEGER PRIMARY KEY, customer TEXT)"),
-            (story.billing, "bill (customer_order INTEGER NOT NULL)"),
+            (story.file, "CREATE TABLE shop_order (id INTEGER PRIMARY KEY, customer TEXT)"),
+            (story.billing, "CREATE TABLE bill (customer_order INTEGER NOT NULL)"),
         ):
             with closing(sqlite3.connect(file)) as connection, connection:
-                connection.execute(f"CREATE TABLE {table}")
+                connection.execute(table)
         for scene in (_good_day, _rolled_back, _outage, _retry, _killed, _poison):
             story.receiver()
             await scene(story)

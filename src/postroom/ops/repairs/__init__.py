@@ -18,6 +18,12 @@ from postroom.messages import lane_of
 __all__ = ["ROOM", "Cancelled", "cancel", "release_key", "release_lane", "set_paused", "skip_key"]
 
 ROOM = __package__ or "postroom.ops.repairs"
+# How a waiting message is kept as a letter and taken from where it is.
+_WAYS = {
+    "outbox": ("set_aside_outbox", "drop_outbox"),
+    "held": ("set_aside_held", "drop_held"),
+    "delayed": ("set_aside_delayed", "drop_delayed"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +54,8 @@ def set_paused(lane: int, paused: bool, *, who: str, why: str | None) -> Flow[bo
     ((_, now),) = yield _query("lane_now", lane=lane)
     if bool(now) == paused:
         return False
-    verb = "pause" if paused else "resume"
-    yield _query(f"{verb}_lane", lane=lane)
-    yield _audit(who, f"lanes.{verb}", f"lane {lane}", why)
+    yield _query("pause_lane" if paused else "resume_lane", lane=lane)
+    yield _audit(who, "lanes.pause" if paused else "lanes.resume", f"lane {lane}", why)
     return True
 
 
@@ -141,9 +146,10 @@ def _set_aside(one: _Waiting, why: str) -> Flow[bool]:
         batches = yield _query("under_way", **place, held=int(one.place == "held"))
         if any(alive for (alive,) in batches):
             raise Refused(f"message {one.id} is being sent right now; try again in a moment.")
-    yield _query(f"set_aside_{one.place}", **place, id=one.id, note=why)
+    keep, drop = _WAYS[one.place]
+    yield _query(keep, **place, id=one.id, note=why)
     yield Statement(letters.ROOM, "discard", {"id": one.id, "position": one.position, "note": why})
-    yield _query(f"drop_{one.place}", **place, id=one.id)
+    yield _query(drop, **place, id=one.id)
     if one.place == "held" and one.key is not None:
         of_key: dict[str, Value] = {"lane": one.lane, "topic": one.topic, "key": one.key}
         yield Statement(letters.ROOM, "arm_next", of_key)

@@ -18,16 +18,16 @@ ROOM = __package__ or "postroom.ops.search"
 PAGE_ROWS = 2000
 NIL = "00000000-0000-0000-0000-000000000000"
 
-# Where messages of each state are; a message that waits may be in any of the first three.
+# Which query pages through messages of each state; one that waits may be in any of the first three.
 PLACES = {
-    "pending": "outbox",
-    "held": "held",
-    "delayed": "delayed",
-    "delivered": "archive",
-    "dead": "dead_letter",
-    "queued": "dead_letter",
-    "resolved": "dead_letter",
-    "discarded": "dead_letter",
+    "pending": "outbox_page",
+    "held": "held_page",
+    "delayed": "delayed_page",
+    "delivered": "archive_page",
+    "dead": "dead_letter_page",
+    "queued": "dead_letter_page",
+    "resolved": "dead_letter_page",
+    "discarded": "dead_letter_page",
 }
 STATES = tuple(PLACES)
 WAITING = ("pending", "held", "delayed")
@@ -130,18 +130,17 @@ async def _pages(
 ) -> AsyncIterator[list[Row]]:
     payloads, rows = int(wanted.text is not None), min(PAGE_ROWS, scan)
     ask = {"rows": rows, "payloads": payloads}
-    if place in ("archive", "dead_letter"):
-        page, last = await link.query(ROOM, f"{place}_page", after_id=NIL, **ask), NIL
+    if place in ("archive_page", "dead_letter_page"):
+        page = await link.query(ROOM, place, after_id=NIL, **ask)
         while page:
             yield page
-            last = page[-1][3]
-            page = await link.query(ROOM, f"{place}_page", after_id=last, **ask)
+            page = await link.query(ROOM, place, after_id=page[-1][3], **ask)
         return
     for lane in wanted.lanes:
-        if place == "delayed":
-            yield await link.query(ROOM, "delayed_page", lane=lane, **(ask | {"rows": scan}))
+        if place == "delayed_page":
+            yield await link.query(ROOM, place, lane=lane, **(ask | {"rows": scan}))
             continue
         after = 0
-        while page := await link.query(ROOM, f"{place}_page", lane=lane, after=after, **ask):
+        while page := await link.query(ROOM, place, lane=lane, after=after, **ask):
             yield page
             after = page[-1][2]
