@@ -32,6 +32,15 @@ __all__ = ["Database", "DatabaseLost", "WorkerLink"]
 T = TypeVar("T")
 
 _BEGIN = {"postgresql": "BEGIN", "mysql": "START TRANSACTION", "sqlite": "BEGIN IMMEDIATE"}
+# One consistent look at everything, however long it takes, that changes nothing.
+_SNAPSHOT = {
+    "postgresql": ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",),
+    "mysql": (
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+    ),
+    "sqlite": ("PRAGMA query_only = ON", "BEGIN"),
+}
 _SETUP = {
     "postgresql": (
         "SET idle_in_transaction_session_timeout = {idle_ms}",
@@ -185,6 +194,12 @@ class WorkerLink:
             await self._plain("COMMIT")
             failpoints.hit("tx.commit.after")
             return result
+
+    async def begin_snapshot(self) -> None:
+        """From here on every query sees the database as it is now, until the link is closed."""
+        async with self._guarded():
+            for text in _SNAPSHOT[self.dialect]:
+                await self._plain(text)
 
     async def close(self) -> None:
         """Give the connection up; never raises, never waits long."""

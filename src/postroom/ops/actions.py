@@ -16,6 +16,7 @@ from postroom.errors import ConfigurationError, Refused
 from postroom.messages import LANES
 from postroom.ops import repairs
 from postroom.ops.desk import checked_id, checked_reason, desk, operator, readable
+from postroom.ops.status import look
 
 __all__ = [
     "cancel",
@@ -35,7 +36,6 @@ __all__ = [
 ]
 
 ROOM = __package__ or "postroom.ops"
-COUNT_LIMIT = 10_000
 
 _MESSAGE_FIELDS = (
     *("place", "lane", "position", "topic", "key", "type", "aggregate_type", "aggregate_id"),
@@ -69,36 +69,7 @@ _TELLING = ("archive", "outbox", "delayed", "held", "blocked", "dead", "queued",
 async def status(url: str) -> dict[str, Any]:
     """How the outbox stands: depth, age, lanes and their owners. Costs the same at any size."""
     async with desk(url) as link:
-        ((pending, held, delayed, dead),) = await link.query(ROOM, "depth", most=COUNT_LIMIT)
-        ((oldest_ms,),) = await link.query(ROOM, "oldest")
-        lanes = await link.query(ROOM, "lanes")
-        workers = await link.query(ROOM, "workers")
-        meta = {str(row[0]): str(row[1]) for row in await link.query(ROOM, "meta")}
-    return {
-        "pending": pending,
-        "held": held,
-        "delayed": delayed,
-        "dead": dead,
-        "count_limit": COUNT_LIMIT,
-        "oldest_pending_seconds": None if oldest_ms is None else max(0, oldest_ms) / 1000,
-        "schema_version": int(meta.get("schema_version", 0)),
-        "routes": meta.get("routes"),
-        "lanes": [
-            {
-                "lane": lane,
-                "owner": owner,
-                "owner_name": name,
-                "epoch": epoch,
-                "paused": bool(paused),
-                "lease_seconds": None if lease_ms is None else lease_ms / 1000,
-            }
-            for lane, owner, name, epoch, paused, lease_ms in lanes
-        ],
-        "workers": [
-            {"incarnation": who, "kind": kind, "name": name, "seen_seconds_ago": seen_ms / 1000}
-            for who, kind, name, seen_ms in workers
-        ],
-    }
+        return await look(link)
 
 
 async def message(url: str, id: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from postroom.errors import ConfigurationError, PostroomError, Unreachable
-from postroom.ops import cli_db, cli_jobs, cli_lanes, cli_messages, cli_relay
+from postroom.ops import cli_db, cli_jobs, cli_lanes, cli_messages, cli_relay, cli_status
 from postroom.ops.cli_common import (
     BrokerOption,
     ConfigOption,
@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_db.app, name="db")
 app.command("relay")(cli_relay.relay)
-app.command("status")(cli_messages.status)
+app.command("status")(cli_status.status)
 app.add_typer(cli_messages.messages, name="messages")
 app.add_typer(cli_messages.dead, name="dead")
 app.add_typer(cli_lanes.lanes, name="lanes")

@@ -1,8 +1,7 @@
-"""`postroom status`, `postroom messages` and `postroom dead`: see how it stands, and decide."""
+"""`postroom messages` and `postroom dead`: see what became of a message, and decide."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
@@ -22,13 +21,12 @@ from postroom.ops.cli_common import (
     run,
 )
 from postroom.ops.cli_jobs import carry_out
-from postroom.ops.cli_lanes import lease
 
 if TYPE_CHECKING:
     from postroom.dead_letters.store import Decided
     from postroom.ops.jobs import Wish
 
-__all__ = ["dead", "messages", "status"]
+__all__ = ["dead", "messages"]
 
 messages = typer.Typer(
     no_args_is_help=True, help="Look for messages, take them back, send them again."
@@ -91,47 +89,6 @@ class State(StrEnum):
     queued = "queued"
     resolved = "resolved"
     discarded = "discarded"
-
-
-def status(
-    context: typer.Context,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """How the outbox stands: backlog, age, lanes and who works them."""
-    from postroom.ops import actions
-
-    console = Console.of(context, database=database, config=config, as_json=as_json)
-    state = run(actions.status(console.settings().require_database()))
-    if console.as_json:
-        print(json.dumps(state, ensure_ascii=False))
-        return
-    limit = state["count_limit"]
-    for name, what in (
-        ("pending", "to be sent"),
-        ("held", "waiting behind a failure or a dead letter"),
-        ("delayed", "not due yet"),
-        ("dead", "dead letters that need a person"),
-    ):
-        more = "+" if state[name] >= limit else ""
-        print(f"{state[name]:>8}{more} {name:8} {what}")
-    oldest = state["oldest_pending_seconds"]
-    print("oldest pending: " + ("none" if oldest is None else f"{oldest:.1f} s"))
-    console.table(
-        None,
-        ("lane", "worked by", "epoch", "lease", ""),
-        [
-            (
-                lane["lane"],
-                lane["owner_name"] or lane["owner"] or "nobody",
-                lane["epoch"],
-                lease(lane["lease_seconds"]),
-                "paused" if lane["paused"] else "",
-            )
-            for lane in state["lanes"]
-        ],
-    )
 
 
 @messages.command("show")

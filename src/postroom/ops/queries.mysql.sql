@@ -7,20 +7,11 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_outbox LIMIT :most) o),
        (SELECT count(*) FROM (SELECT 1 FROM postroom_dead_letter WHERE state = 'dead'
                                LIMIT :most) b)
 
--- name: oldest
-SELECT TIMESTAMPDIFF(MICROSECOND, min((SELECT o.created_at FROM postroom_outbox o
-        WHERE o.lane = l.lane ORDER BY o.position LIMIT 1)), UTC_TIMESTAMP(6)) DIV 1000
-  FROM postroom_lane l
-
 -- name: lanes
 SELECT l.lane, l.owner, w.name, l.epoch, l.paused,
        TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), l.lease_until) DIV 1000
   FROM postroom_lane l LEFT JOIN postroom_worker w ON w.incarnation = l.owner
  ORDER BY l.lane
-
--- name: workers
-SELECT incarnation, kind, name, TIMESTAMPDIFF(MICROSECOND, seen_at, UTC_TIMESTAMP(6)) DIV 1000
-  FROM postroom_worker ORDER BY started_at, incarnation
 
 -- name: find
 -- In one statement, so that a message on its way from one table to another is not missed.

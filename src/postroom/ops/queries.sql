@@ -7,22 +7,11 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.outbox LIMIT CAST(:most AS 
        (SELECT count(*) FROM (SELECT 1 FROM postroom.dead_letter WHERE state = 'dead'
                                LIMIT CAST(:most AS bigint)) b)
 
--- name: oldest
--- The first of each lane is its oldest.
-SELECT CAST(extract(epoch FROM clock_timestamp() - min(first.created_at)) * 1000 AS bigint)
-  FROM postroom.lane l
- CROSS JOIN LATERAL (SELECT o.created_at FROM postroom.outbox o WHERE o.lane = l.lane
-                      ORDER BY o.position LIMIT 1) first
-
 -- name: lanes
 SELECT l.lane, l.owner, w.name, l.epoch, CAST(l.paused AS int),
        CAST(extract(epoch FROM l.lease_until - clock_timestamp()) * 1000 AS bigint)
   FROM postroom.lane l LEFT JOIN postroom.worker w ON w.incarnation = l.owner
  ORDER BY l.lane
-
--- name: workers
-SELECT incarnation, kind, name, CAST(extract(epoch FROM clock_timestamp() - seen_at) * 1000 AS bigint)
-  FROM postroom.worker ORDER BY started_at, incarnation
 
 -- name: meta
 SELECT name, value FROM postroom.meta ORDER BY name

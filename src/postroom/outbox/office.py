@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import postroom
 from postroom import failpoints, signals
 from postroom.databases.database import DatabaseLost, WorkerLink
 from postroom.errors import RoutingChanged, SchemaError
@@ -200,19 +202,25 @@ class Office:
         pause = min(1.0, lease / 4)
         while not stopping.is_set():
             if time.monotonic() - self._renewed_at > lease / 4:
-                await self._control.query(
-                    ROOM,
-                    "worker_beat",
-                    incarnation=self.owner,
-                    kind=KIND,
-                    worker_name=self.relay.name,
-                )
                 await self._renew()
+            await self._beat()
             await self._share()
             await self._notice()
             self._reap()
             self.lived = True
             await _pause(stopping, pause)
+
+    async def _beat(self) -> None:
+        """Say that this relay lives, and what it does: one small row, about once a second."""
+        said = {"at": time.time(), "version": postroom.__version__, **self.relay.report()}
+        await self._control.query(
+            ROOM,
+            "worker_beat",
+            incarnation=self.owner,
+            kind=KIND,
+            worker_name=self.relay.name,
+            report=json.dumps(said),
+        )
 
     async def _renew(self) -> None:
         # Measured from before the renewal was sent: the lease cannot end earlier than we think.

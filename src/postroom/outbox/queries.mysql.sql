@@ -6,8 +6,9 @@ INSERT INTO postroom_meta (name, value) VALUES (:item, :value)
 ON DUPLICATE KEY UPDATE value = VALUES(value)
 
 -- name: worker_beat
-INSERT INTO postroom_worker (incarnation, kind, name) VALUES (:incarnation, :kind, :worker_name)
-ON DUPLICATE KEY UPDATE seen_at = UTC_TIMESTAMP(6)
+INSERT INTO postroom_worker (incarnation, kind, name, report)
+VALUES (:incarnation, :kind, :worker_name, :report)
+ON DUPLICATE KEY UPDATE seen_at = UTC_TIMESTAMP(6), report = VALUES(report)
 
 -- name: workers_live
 SELECT incarnation FROM postroom_worker

@@ -2,9 +2,10 @@
 -- Times are microseconds since 1970; NOW_US stands for the present.
 
 -- name: worker_beat
-INSERT INTO postroom_worker (incarnation, kind, name) VALUES (:incarnation, :kind, :worker_name)
+INSERT INTO postroom_worker (incarnation, kind, name, report)
+VALUES (:incarnation, :kind, :worker_name, :report)
 ON CONFLICT (incarnation) DO UPDATE
-   SET seen_at = NOW_US
+   SET seen_at = NOW_US, report = excluded.report
 
 -- name: workers_live
 SELECT incarnation FROM postroom_worker

@@ -15,6 +15,7 @@ import contextlib
 import os
 import random
 import socket
+import time
 import uuid
 from asyncio import FIRST_COMPLETED
 from collections.abc import Mapping
@@ -33,6 +34,10 @@ from postroom.outbox.sending import Sender
 from postroom.retry import RetryPolicy
 
 __all__ = ["Drained", "Relay"]
+
+# A report is written about once a second, so it stays small.
+REPORTED_DESTINATIONS = 20
+REPORTED_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,26 @@ class Relay:
             now.dead - before.dead,
             elsewhere,
         )
+
+    def report(self) -> dict[str, Any]:
+        """What this relay has done so far and what stands in its way, for whoever watches."""
+        now = time.monotonic()
+        down = list(self.sender.breakers().items())[:REPORTED_DESTINATIONS]
+        return {
+            "delivered": self.tally.delivered,
+            "held": self.tally.held,
+            "dead": self.tally.dead,
+            "in_flight": 0 if self._office is None else self._office.budget.rows,
+            "destinations": [
+                {
+                    "name": name,
+                    "error_code": breaker.code,
+                    "error": breaker.text[:REPORTED_CHARACTERS],
+                    "retry_in_seconds": round(max(0.0, (breaker.retry_at or now) - now), 1),
+                }
+                for name, breaker in down
+            ],
+        }
 
     async def close(self) -> None:
         """Close the brokers; for those who call `drain_once` by themselves."""

@@ -80,8 +80,12 @@ class Budget:
     @property
     def left(self) -> tuple[int, int]:
         """The rows and bytes that may still be taken."""
-        rows = self._rows - sum(rows for rows, _ in self._taken.values())
-        return rows, self._bytes - sum(size for _, size in self._taken.values())
+        return self._rows - self.rows, self._bytes - sum(size for _, size in self._taken.values())
+
+    @property
+    def rows(self) -> int:
+        """The rows that lanes have in memory now."""
+        return sum(rows for rows, _ in self._taken.values())
 
     async def some(self) -> tuple[int, int]:
         """Wait until there is room, and say how much. A read brings one row at least."""

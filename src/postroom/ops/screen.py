@@ -1,0 +1,246 @@
+"""What people see of `look`: tables and colours, on a page or on a live screen.
+
+Nothing here asks anything: a state goes in, something to print comes out. Text of others (names,
+errors) is always `Text`, so that it is never read as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["age", "page", "screen", "span", "sparkline"]
+
+SILENT_SECONDS = 15.0  # a worker beats every second
+LATE_SECONDS, OLD_SECONDS = 10.0, 60.0
+BARS = "▁▂▃▄▅▆▇█"
+FIXED_LINES = 11  # of the live screen: all but workers, destinations and their headings
+DESTINATION_LINES = 6
+
+State = Mapping[str, Any]
+
+
+def age(seconds: float | None, nothing: str = "none") -> str:
+    """A time span for people: `4.2 s`, `12 m`, `3 h`, `5 d`."""
+    if seconds is None:
+        return nothing
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def span(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: `0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def sparkline(samples: Sequence[float]) -> str:
+    """A line of bars, the highest sample being the full height."""
+    top = max(samples, default=0) or 1
+    return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] for value in samples)
+
+
+def page(state: State) -> RenderableType:
+    """`postroom status`: everything, as long as it needs to be."""
+    parts: list[RenderableType] = [_counts(state)]
+    if state["destinations"]:
+        parts += ["", _destinations(state["destinations"], None)]
+    if state["workers"]:
+        parts += ["", _workers(state, None)]
+    return Group(*parts, "", _lanes(state))
+
+
+def screen(
+    state: State,
+    *,
+    title: str,
+    rates: Mapping[str, float],
+    backlog: Sequence[float],
+    height: int | None,
+    error: str | None = None,
+) -> RenderableType:
+    """`postroom status --watch`: what matters most, in so many lines."""
+    parts: list[RenderableType] = [Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
+    parts.append(Text(error, style="bold red") if error else Text(""))
+    parts += [_flow(state, rates, backlog), Text("")]
+    room = None if height is None else max(2, height - FIXED_LINES)
+    if down := state["destinations"]:
+        most = None if room is None else min(DESTINATION_LINES, max(1, room // 2))
+        parts += [_destinations(down, most), Text("")]
+        if room is not None:
+            room = max(2, room - min(len(down), most or len(down)) - 3)
+    parts.append(_workers(state, room))
+    return Group(*parts)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=bool(columns))
+    for column in columns:
+        table.add_column(column, overflow="ellipsis", no_wrap=True)
+    return table
+
+
+def _counted(state: State, name: str) -> str:
+    more = "+" if state[name] >= state["count_limit"] else ""
+    return f"{state[name]:,}{more}"
+
+
+def _aged(seconds: float | None) -> Text:
+    waited = seconds or 0
+    style = "red" if waited > OLD_SECONDS else "yellow" if waited > LATE_SECONDS else ""
+    return Text(age(seconds), style=style)
+
+
+def _holding(state: State) -> str:
+    by_dead = f" ({state['blocked_keys']:,} by a dead letter)" if state["blocked_keys"] else ""
+    return f"{_counted(state, 'held_keys')}{by_dead}"
+
+
+def _counts(state: State) -> RenderableType:
+    table = _table()
+    table.columns.clear()
+    table.add_column(justify="right", min_width=8)
+    table.add_column()
+    table.add_column()
+    for name, what, alarming in (
+        ("pending", "to be sent", False),
+        ("held", "waiting behind a failure or a dead letter", False),
+        ("delayed", "not due yet", False),
+        ("dead", "dead letters that need a person", True),
+    ):
+        style = ("red" if alarming else "yellow") if state[name] and name != "delayed" else ""
+        table.add_row(Text(_counted(state, name), style=style), name, what)
+    ages = Text.assemble("oldest pending: ", _aged(state["oldest_pending_seconds"]))
+    ages.append(", held: ").append_text(_aged(state["oldest_held_seconds"]))
+    ages.append(", delayed and overdue: ").append_text(_aged(state["overdue_delayed_seconds"]))
+    return Group(table, ages, Text(f"held keys: {_holding(state)}"))
+
+
+def _flow(state: State, rates: Mapping[str, float], backlog: Sequence[float]) -> RenderableType:
+    """Rates on the left, backlog and ages on the right."""
+    table = Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "left", "right", "left", "left"):
+        table.add_column(justify=justify, no_wrap=True)
+
+    def rate(name: str, alarm: str) -> Text:
+        value = rates.get(f"{name}_per_second", 0.0)
+        return Text(f"{value:,.1f}/s", style=alarm if value else "")
+
+    def many(name: str, alarm: str) -> Text:
+        return Text(_counted(state, name), style=alarm if state[name] else "")
+
+    oldest, held, overdue = (
+        _aged(state[name])
+        for name in ("oldest_pending_seconds", "oldest_held_seconds", "overdue_delayed_seconds")
+    )
+    table.add_row(
+        *("delivered", rate("delivered", "green"), "pending", many("pending", "")),
+        *(Text("oldest "), oldest),
+    )
+    table.add_row(
+        *("failed", rate("held", "yellow"), "held", many("held", "yellow")),
+        *(Text("oldest "), held),
+    )
+    table.add_row(
+        *("dead", rate("dead", "red"), "delayed", many("delayed", "")),
+        *(Text("overdue"), overdue),
+    )
+    letters = Text(f"{_counted(state, 'dead')}", style="red" if state["dead"] else "")
+    table.add_row("", "", "dead letters", letters, Text("held keys"), Text(_holding(state)))
+    line = Text.assemble("backlog  ", (sparkline(backlog), "cyan"), "  ", _trend(backlog))
+    return Group(table, line)
+
+
+def _trend(backlog: Sequence[float]) -> str:
+    """Where the backlog went in the last ten looks."""
+    if len(backlog) < 2:
+        return ""
+    before, now = backlog[max(0, len(backlog) - 10)], backlog[-1]
+    if now > before * 1.02:
+        return "growing"
+    return "shrinking" if now < before * 0.98 else "steady"
+
+
+def _destinations(down: Sequence[Mapping[str, Any]], most: int | None) -> RenderableType:
+    """A line each; what does not fit is the end of the broker's own words."""
+    lines: list[RenderableType] = [Text("destinations that are down", style="bold")]
+    for each in down[:most]:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(str(each.get("name")), style="red")
+        line.append(f"  next try {age(each.get('retry_in_seconds'), 'soon')}")
+        line.append(f"  {each['worker']}  {each.get('error_code')}: {each.get('error')}")
+        lines.append(line)
+    return _with_rest(Group(*lines), len(down), most)
+
+
+def _workers(state: State, most: int | None) -> RenderableType:
+    """Workers with their lanes; what nobody works, and what is paused, in lines of its own."""
+    table = _table("worker", "seen", "lanes", "lease", "in flight", "delivered")
+    lanes: dict[str | None, list[Mapping[str, Any]]] = {}
+    for lane in state["lanes"]:
+        lanes.setdefault(lane["owner"], []).append(lane)
+    for worker in state["workers"][:most]:
+        own = lanes.pop(worker["incarnation"], [])
+        report = worker["report"] or {}
+        silent = worker["seen_seconds_ago"] > SILENT_SECONDS
+        table.add_row(
+            Text(worker["name"]),
+            Text(age(worker["seen_seconds_ago"]), style="red" if silent else "green"),
+            Text(span(lane["lane"] for lane in own) or "none"),
+            _lease(own),
+            Text(f"{report.get('in_flight', 0):,}"),
+            Text(f"{report.get('delivered', 0):,}"),
+        )
+    for worker in state["workers"][most:] if most is not None else ():
+        lanes.pop(worker["incarnation"], None)
+    rest = _with_rest(table, len(state["workers"]), most)
+    parts: list[RenderableType] = [rest] if state["workers"] else []
+    if not state["workers"]:
+        parts.append(Text("no worker has said that it lives", style="yellow"))
+    for owner, own in lanes.items():
+        who = "nobody works" if owner is None else f"{owner}, which is not registered, owns"
+        waiting = state["pending"] or state["held"]
+        style = "red" if waiting and owner is None else "yellow"
+        parts.append(Text(f"{who} lanes {span(lane['lane'] for lane in own)}", style=style))
+    if paused := [lane["lane"] for lane in state["lanes"] if lane["paused"]]:
+        parts.append(Text(f"paused: lanes {span(paused)}", style="yellow"))
+    return Group(*parts)
+
+
+def _lease(lanes: Sequence[Mapping[str, Any]]) -> Text:
+    """The lease that ends first."""
+    left = [lane["lease_seconds"] for lane in lanes if lane["lease_seconds"] is not None]
+    if not left:
+        return Text("")
+    return Text(f"{min(left):.0f} s") if min(left) > 0 else Text("over", style="red")
+
+
+def _with_rest(table: RenderableType, count: int, most: int | None) -> RenderableType:
+    if most is None or count <= most:
+        return table
+    return Group(table, Text(f"… and {count - most} more", style="dim"))
+
+
+def _lanes(state: State) -> RenderableType:
+    table = _table("lane", "worked by", "epoch", "lease", "")
+    for lane in state["lanes"]:
+        owner = lane["owner_name"] or lane["owner"]
+        table.add_row(
+            str(lane["lane"]),
+            Text(owner or "nobody", style="" if owner else "yellow"),
+            str(lane["epoch"]),
+            _lease([lane]),
+            Text("paused" if lane["paused"] else "", style="yellow"),
+        )
+    return table
