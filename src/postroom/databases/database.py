@@ -34,7 +34,11 @@ T = TypeVar("T")
 _BEGIN = {"postgresql": "BEGIN", "mysql": "START TRANSACTION", "sqlite": "BEGIN IMMEDIATE"}
 # One consistent look at everything, however long it takes, that changes nothing.
 _SNAPSHOT = {
-    "postgresql": ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",),
+    "postgresql": (
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+        "SET LOCAL enable_seqscan = on",
+        "SET LOCAL enable_bitmapscan = on",
+    ),
     "mysql": (
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
         "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",

@@ -16,7 +16,15 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from postroom.errors import ConfigurationError, PostroomError, Unreachable
-from postroom.ops import cli_db, cli_jobs, cli_lanes, cli_messages, cli_relay, cli_status
+from postroom.ops import (
+    cli_db,
+    cli_house,
+    cli_jobs,
+    cli_lanes,
+    cli_messages,
+    cli_relay,
+    cli_status,
+)
 from postroom.ops.cli_common import (
     BrokerOption,
     ConfigOption,
@@ -40,6 +48,9 @@ app = typer.Typer(
 app.add_typer(cli_db.app, name="db")
 app.command("relay")(cli_relay.relay)
 app.command("status")(cli_status.status)
+app.command("verify")(cli_house.verify)
+app.command("doctor")(cli_house.doctor)
+app.command("prune")(cli_house.prune)
 app.add_typer(cli_messages.messages, name="messages")
 app.add_typer(cli_messages.dead, name="dead")
 app.add_typer(cli_lanes.lanes, name="lanes")

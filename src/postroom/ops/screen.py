@@ -18,7 +18,7 @@ __all__ = ["age", "page", "screen", "span", "sparkline"]
 SILENT_SECONDS = 15.0  # a worker beats every second
 LATE_SECONDS, OLD_SECONDS = 10.0, 60.0
 BARS = "▁▂▃▄▅▆▇█"
-FIXED_LINES = 11  # of the live screen: all but workers, destinations and their headings
+FIXED_LINES = 14  # of the live screen: all but the lines of workers and of destinations
 DESTINATION_LINES = 6
 
 State = Mapping[str, Any]
@@ -76,7 +76,7 @@ def screen(
     parts += [_flow(state, rates, backlog), Text("")]
     room = None if height is None else max(2, height - FIXED_LINES)
     if down := state["destinations"]:
-        most = None if room is None else min(DESTINATION_LINES, max(1, room // 2))
+        most = None if room is None else min(DESTINATION_LINES, max(1, (room - 3) // 2))
         parts += [_destinations(down, most), Text("")]
         if room is not None:
             room = max(2, room - min(len(down), most or len(down)) - 3)
@@ -208,11 +208,13 @@ def _workers(state: State, most: int | None) -> RenderableType:
     parts: list[RenderableType] = [rest] if state["workers"] else []
     if not state["workers"]:
         parts.append(Text("no worker has said that it lives", style="yellow"))
-    for owner, own in lanes.items():
-        who = "nobody works" if owner is None else f"{owner}, which is not registered, owns"
-        waiting = state["pending"] or state["held"]
-        style = "red" if waiting and owner is None else "yellow"
-        parts.append(Text(f"{who} lanes {span(lane['lane'] for lane in own)}", style=style))
+    nobody = [lane["lane"] for lane in lanes.pop(None, [])]
+    gone = [lane["lane"] for own in lanes.values() for lane in own]
+    if nobody:
+        style = "red" if state["pending"] or state["held"] else "yellow"
+        parts.append(Text(f"nobody works lanes {span(nobody)}", style=style))
+    if gone:
+        parts.append(Text(f"lanes {span(gone)} belong to no registered worker", style="yellow"))
     if paused := [lane["lane"] for lane in state["lanes"] if lane["paused"]]:
         parts.append(Text(f"paused: lanes {span(paused)}", style="yellow"))
     return Group(*parts)

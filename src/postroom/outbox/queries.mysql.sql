@@ -277,12 +277,13 @@ DELETE FROM postroom_inbox WHERE handled_at < UTC_TIMESTAMP(6) - INTERVAL :keep_
 SELECT ROW_COUNT();
 
 -- name: prune_jobs
+-- Jobs first, then items: when no item is left to delete, no job is left either.
+DELETE FROM postroom_job
+ WHERE state <> 'running' AND updated_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
+   AND NOT EXISTS (SELECT 1 FROM postroom_job_item i WHERE i.job = postroom_job.id);
 DELETE FROM postroom_job_item
  WHERE job IN (SELECT id FROM postroom_job
                 WHERE state <> 'running'
                   AND updated_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND)
  LIMIT :rows;
-DELETE FROM postroom_job
- WHERE state <> 'running' AND updated_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
-   AND NOT EXISTS (SELECT 1 FROM postroom_job_item i WHERE i.job = postroom_job.id);
 SELECT ROW_COUNT();

@@ -272,10 +272,11 @@ DELETE FROM postroom_inbox WHERE (consumer, message_id) IN (
 SELECT changes();
 
 -- name: prune_jobs
-DELETE FROM postroom_job_item WHERE (job, id, position) IN (
-    SELECT i.job, i.id, i.position FROM postroom_job_item i JOIN postroom_job j ON j.id = i.job
-     WHERE j.state <> 'running' AND j.updated_at < NOW_US - :keep_seconds * 1000000 LIMIT :rows);
+-- Jobs first, then items: when no item is left to delete, no job is left either.
 DELETE FROM postroom_job
  WHERE state <> 'running' AND updated_at < NOW_US - :keep_seconds * 1000000
    AND NOT EXISTS (SELECT 1 FROM postroom_job_item i WHERE i.job = postroom_job.id);
+DELETE FROM postroom_job_item WHERE (job, id, position) IN (
+    SELECT i.job, i.id, i.position FROM postroom_job_item i JOIN postroom_job j ON j.id = i.job
+     WHERE j.state <> 'running' AND j.updated_at < NOW_US - :keep_seconds * 1000000 LIMIT :rows);
 SELECT changes();

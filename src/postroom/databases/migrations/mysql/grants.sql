@@ -55,4 +55,4 @@ GRANT SELECT, DELETE ON postroom_dedup TO {operator};
 GRANT SELECT, DELETE ON postroom_inbox TO {operator};
 GRANT SELECT ON postroom_key_lock TO {operator};
 GRANT SELECT ON postroom_lane_batch TO {operator};
-GRANT SELECT ON postroom_worker TO {operator};
+GRANT SELECT, DELETE ON postroom_worker TO {operator};

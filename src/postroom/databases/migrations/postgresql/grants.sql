@@ -46,7 +46,8 @@ GRANT INSERT, DELETE ON postroom.outbox, postroom.delayed TO {operator};
 GRANT INSERT, UPDATE, DELETE ON postroom.held, postroom.dead_letter TO {operator};
 GRANT UPDATE (redrives) ON postroom.archive TO {operator};
 GRANT INSERT, UPDATE, DELETE ON postroom.job, postroom.job_item TO {operator};
-GRANT DELETE ON postroom.dedup, postroom.inbox, postroom.archive_overflow TO {operator};
+GRANT DELETE ON postroom.dedup, postroom.inbox, postroom.archive_overflow, postroom.worker
+    TO {operator};
 GRANT UPDATE ON postroom.lane TO {operator};
 GRANT INSERT ON postroom.audit TO {operator};
 GRANT EXECUTE ON FUNCTION

@@ -1,0 +1,328 @@
+"""`postroom doctor`: what could go wrong here, looked for; each thing with a remedy.
+
+A check answers with findings of level ok, warning or wrong. One that cannot look, for want of a
+right or because the server has no such thing, says so and is a warning. Quick at any size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import postroom
+from postroom.brokers.base import BrokerOptions, open_broker, scheme_of
+from postroom.config import DAY_SECONDS, RelaySettings, Routes
+from postroom.databases import migrate
+from postroom.databases.database import Database, DatabaseLost, WorkerLink
+from postroom.ops.house import ROOM
+from postroom.ops.screen import age, span
+from postroom.ops.status import look
+from postroom.outbox.store import ROOM as OUTBOX
+from postroom.signals import redact
+
+__all__ = ["Check", "Limits", "Patient", "examine", "fine", "warning", "wrong"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. `level` is ok, warning or wrong."""
+
+    name: str
+    level: str
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From when on something is worth a word."""
+
+    age_seconds: float = 900
+    silent_seconds: float = 60
+    clock_seconds: float = 5
+    publisher_seconds: float = 30
+    transaction_seconds: float = 300
+    ping_seconds: float = 5
+
+
+@dataclass(slots=True)
+class Patient:
+    """What every check may look at."""
+
+    url: str
+    database: Database
+    link: WorkerLink
+    state: dict[str, Any]
+    settings: RelaySettings
+    routes: Routes
+    limits: Limits
+
+
+Checker: TypeAlias = Callable[[Patient], Awaitable[Iterable[Check]]]
+
+
+def fine(name: str, text: str) -> Check:
+    """All is well."""
+    return Check(name, "ok", text)
+
+
+def warning(name: str, text: str, remedy: str) -> Check:
+    """Works, and may not go on to."""
+    return Check(name, "warning", text, remedy)
+
+
+def wrong(name: str, text: str, remedy: str) -> Check:
+    """Does not work, or loses something."""
+    return Check(name, "wrong", text, remedy)
+
+
+async def examine(
+    url: str, settings: RelaySettings, routes: Routes, limits: Limits | None = None
+) -> list[Check]:
+    """Every check there is for this kind of database."""
+    from postroom.ops.doctor_servers import CHECKS
+
+    if problems := await migrate.check(url):
+        # What else there is to look at lies in tables that are not as they should be.
+        return [wrong("schema", text.rstrip("."), "") for text in problems]
+    database = Database(url)
+    patient = Patient(
+        url, database, await database.connect(), {}, settings, routes, limits or Limits()
+    )
+    found = [fine("schema", "the tables are complete")]
+    try:
+        patient.state = await look(patient.link)
+        for check in (*_CHECKS, *CHECKS[database.dialect]):
+            found += await _run(patient, check)
+    except DatabaseLost as lost:
+        raise database.explain(lost) from lost
+    finally:
+        await patient.link.close()
+    return found
+
+
+async def _run(patient: Patient, check: Checker) -> list[Check]:
+    name = check.__name__.strip("_").replace("_", " ")
+    try:
+        return list(await check(patient))
+    except DatabaseLost as lost:
+        told = patient.database.explain(lost)
+        patient.link = await patient.database.connect()
+        return [warning(name, f"cannot be looked at: {str(told).rstrip('.')}", "give the right")]
+
+
+# ── checks for every database ──────────────────────────────────────────────────────────────────
+
+
+async def _clocks(patient: Patient) -> list[Check]:
+    before = time.time()
+    ((now_us,),) = await patient.link.query(ROOM, "now_us")
+    ahead = now_us / 1e6 - (before + time.time()) / 2
+    clocks = {"this machine": -ahead} | {
+        worker["name"]: worker["clock_ahead_seconds"]
+        for worker in patient.state["workers"]
+        if worker["clock_ahead_seconds"] is not None
+    }
+    off = {who: by for who, by in clocks.items() if abs(by) > patient.limits.clock_seconds}
+    if off:
+        said = ", ".join(f"{who} by {by:+.1f} s" for who, by in off.items())
+        return [
+            warning(
+                "clocks", f"clocks differ from the database's: {said}",
+                "run NTP everywhere; leases go by the database's clock, but deliver_at and "
+                "expires_at are made by publishers'",
+            )
+        ]  # fmt: skip
+    return [fine("clocks", f"{len(clocks)} clocks agree with the database's")]
+
+
+async def _workers(patient: Patient) -> list[Check]:
+    state = patient.state
+    found: list[Check] = []
+    relays = [worker for worker in state["workers"] if worker["kind"] == "relay"]
+    silent = [w for w in relays if w["seen_seconds_ago"] > patient.limits.silent_seconds]
+    live = [worker for worker in relays if worker not in silent]
+    found += [
+        warning(
+            "workers",
+            f"{worker['name']} has not been seen for {age(worker['seen_seconds_ago'])}",
+            "it died or is stalled: look at its process, or `postroom prune --only workers`",
+        )
+        for worker in silent
+    ]
+    waiting = state["pending"] or state["held"] > state["blocked_keys"]
+    if not live and waiting:
+        found.append(wrong("workers", "messages wait and no relay is alive", "start a relay"))
+    elif not live:
+        found.append(warning("workers", "no relay is alive", "start one: `postroom relay`"))
+    else:
+        found.append(fine("workers", f"{len(live)} relays are alive"))
+    versions = {str(w["report"].get("version")) for w in live if w["report"]}
+    if versions - {postroom.__version__}:
+        found.append(
+            warning(
+                "versions",
+                f"relays are of version {', '.join(sorted(versions))}, this is "
+                f"{postroom.__version__}",
+                "bring them to one version",
+            )
+        )  # fmt: skip
+    return found
+
+
+async def _lanes(patient: Patient) -> list[Check]:
+    rows = await patient.link.query(ROOM, "waiting_lanes")
+    long_ms = patient.settings.lease_seconds * 1000
+    idle = [lane for lane, paused, waits in rows if not paused and waits > long_ms]
+    paused = [lane for lane, is_paused, _ in rows if is_paused]
+    found = []
+    if idle:
+        found.append(
+            wrong(
+                "lanes", f"messages wait in lanes {span(idle)}, which nobody works",
+                "start a relay, or look at the log of the one that runs",
+            )
+        )  # fmt: skip
+    if paused:
+        found.append(
+            warning(
+                "lanes", f"messages wait in lanes {span(paused)}, which are paused",
+                "unpause them when the reason is gone",
+            )
+        )  # fmt: skip
+    return found or [fine("lanes", "no messages wait in a lane that nobody works")]
+
+
+async def _backlog(patient: Patient) -> list[Check]:
+    state, limit = patient.state, patient.limits.age_seconds
+    found = []
+    for name, what in (
+        ("oldest_pending_seconds", "the oldest pending message waits"),
+        ("oldest_held_seconds", "the oldest held message waits"),
+        ("overdue_delayed_seconds", "a delayed message is overdue"),
+    ):
+        seconds = state[name]
+        if seconds is not None and seconds > limit:
+            tell = warning if name == "oldest_held_seconds" else wrong
+            found.append(
+                tell(
+                    "backlog", f"{what} for {age(seconds)}, longer than {age(limit)}",
+                    "`postroom status --watch` shows what is slow, down or held",
+                )
+            )  # fmt: skip
+    return found or [fine("backlog", f"nothing waits longer than {age(limit)}")]
+
+
+async def _destinations(patient: Patient) -> list[Check]:
+    return [
+        warning(
+            "destinations",
+            f"{each['name']} is down, says {each['worker']}: {each['error_code']}: {each['error']}",
+            "mend it; nothing is lost meanwhile, and the relay tries again by itself",
+        )
+        for each in patient.state["destinations"]
+    ]
+
+
+async def _dead_letters(patient: Patient) -> list[Check]:
+    dead, blocked = patient.state["dead"], patient.state["blocked_keys"]
+    if not dead:
+        return [fine("dead letters", "none waits for a person")]
+    holding = f", {blocked:,} of them hold their key" if blocked else ""
+    more = "+" if dead >= patient.state["count_limit"] else ""
+    return [
+        warning(
+            "dead letters", f"{dead:,}{more} dead letters wait for a person{holding}",
+            "`postroom dead list`, then retry or discard them",
+        )
+    ]  # fmt: skip
+
+
+async def _retention(patient: Patient) -> list[Check]:
+    ((archive, dedup, inbox),) = await patient.link.query(ROOM, "oldest_kept")
+    settings, found = patient.settings, []
+    meta = await patient.link.query(OUTBOX, "meta_read", item="keep_delivered_seconds")
+    kept = int(meta[0][0]) if meta else settings.keep_delivered_seconds
+    for what, seconds, keep in (
+        ("delivered messages", archive, kept),
+        ("dedup keys", dedup, settings.keep_dedup_seconds),
+        ("inbox records", inbox, settings.keep_inbox_seconds),
+    ):
+        # Whole days are kept, and a relay prunes every minute.
+        if seconds is not None and seconds > keep + 2 * DAY_SECONDS:
+            found.append(
+                warning(
+                    "retention", f"{what} are {age(seconds)} old, and are kept for {age(keep)}",
+                    "relays prune: look for prune.failed in their logs, or run `postroom prune`",
+                )
+            )  # fmt: skip
+    if kept != settings.keep_delivered_seconds:
+        found.append(
+            warning(
+                "retention",
+                f"the relay keeps delivered messages for {age(kept)}, the settings here say "
+                f"{age(settings.keep_delivered_seconds)}",
+                "use one postroom.toml for all",
+            )
+        )  # fmt: skip
+    ((overflow,),) = await patient.link.query(OUTBOX, "archive_overflow")
+    if overflow:
+        found.append(
+            warning(
+                "retention", f"{overflow} delivered messages had no partition of their day",
+                "they are kept and pruned with the others; see that a relay runs every day",
+            )
+        )  # fmt: skip
+    return found or [fine("retention", "nothing is kept longer than it should be")]
+
+
+async def _routes(patient: Patient) -> list[Check]:
+    recorded = patient.state["routes"]
+    if not patient.routes.urls or recorded is None:
+        return []
+    mine = patient.routes.fingerprint(redact)
+    if mine == recorded:
+        return [fine("routes", "they are those on record")]
+    return [
+        warning(
+            "routes", f"the routes here ({mine}) differ from those on record ({recorded})",
+            "correct them, or start a relay once with --rebind",
+        )
+    ]  # fmt: skip
+
+
+async def _brokers(patient: Patient) -> list[Check]:
+    urls = [url for url in patient.routes.urls if scheme_of(url) != "memory"]
+    if not urls:
+        return [fine("brokers", "not looked at: no broker URL was given")]
+    seconds = patient.limits.ping_seconds
+    options = BrokerOptions(send_timeout_seconds=seconds)
+    opened = [(url, open_broker(url, options)) for url in urls]
+
+    async def ask(url: str, broker: Any) -> Check:
+        try:
+            async with asyncio.timeout(seconds):
+                await broker.ping()
+        except Exception as error:
+            text = redact(str(error) or type(error).__name__).rstrip(".")
+            remedy = "check its address and that it is running"
+            return wrong("brokers", f"{redact(url)} cannot be reached: {text}", remedy)
+        else:
+            return fine("brokers", f"{redact(url)} can be reached")
+        finally:
+            try:
+                async with asyncio.timeout(seconds):
+                    await broker.close()
+            except Exception:  # noqa: S110  nothing was sent, so nothing is lost
+                pass
+
+    return list(await asyncio.gather(*(ask(url, broker) for url, broker in opened)))
+
+
+_CHECKS: tuple[Checker, ...] = (
+    *(_workers, _lanes, _backlog, _destinations, _dead_letters, _retention, _clocks),
+    *(_routes, _brokers),
+)
