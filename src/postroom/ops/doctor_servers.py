@@ -16,7 +16,21 @@ __all__ = ["CHECKS"]
 DAYS_AHEAD = 3
 MANY_DEAD_ROWS = 1_000_000
 LARGE_WAL_BYTES = 256 * 1024 * 1024
-NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "smbfs", "9p", "afs", "ceph", "glusterfs", "sshfs")
+NETWORK_FILE_SYSTEMS = (
+    *("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "sshfs"),
+)
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smb",
+    "smbfs",
+    "9p",
+    "afs",
+    "ceph",
+    "glusterfs",
+    "sshfs",
+)
 TABLE_OPTION = "autovacuum_vacuum_scale_factor=0"
 
 
@@ -225,7 +239,7 @@ async def _file(patient: Patient) -> list[Check]:
         ),
     ]
     kind = _file_system(path)
-    if kind and any(kind == name or kind.endswith(f".{name}") for name in NETWORK_FILE_SYSTEMS):
+    if _is_network(kind):
         found.append(
             wrong(
                 "file", f"{path} is on a network file system ({kind}), whose locks WAL cannot use",
@@ -256,6 +270,10 @@ def _file_system(path: Path, mounts: str = "/proc/mounts") -> str | None:
         if len(words) > 2 and place.is_relative_to(words[1]) and len(words[1]) > best:
             best, kind = len(words[1]), words[2]
     return kind
+
+
+def _is_network(kind: str | None) -> bool:
+    return bool(kind) and str(kind).split(".")[-1] in NETWORK_FILE_SYSTEMS
 
 
 CHECKS: dict[str, tuple[Checker, ...]] = {

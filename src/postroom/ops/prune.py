@@ -28,7 +28,7 @@ MOST = 100_000
 TRIES = 5
 PAUSE_SECONDS = 0.01  # between two batches, for those who wait for the same rows or the same file
 
-_DURATION = re.compile(r"(\d+) ?([smhd])")
+_DURATION = re.compile(r"([0-9]+) ?([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY_SECONDS}
 
 
