@@ -19,18 +19,6 @@ LARGE_WAL_BYTES = 256 * 1024 * 1024
 NETWORK_FILE_SYSTEMS = (
     *("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "sshfs"),
 )
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smb",
-    "smbfs",
-    "9p",
-    "afs",
-    "ceph",
-    "glusterfs",
-    "sshfs",
-)
 TABLE_OPTION = "autovacuum_vacuum_scale_factor=0"
 
 

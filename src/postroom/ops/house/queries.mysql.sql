@@ -198,10 +198,10 @@ SELECT LOWER(variable_name), variable_value FROM information_schema.global_varia
                          'wait_timeout', 'max_connections')
 
 -- name: open_publishers
-SELECT CAST(t.trx_mysql_thread_id AS CHAR), COALESCE(p.user, 'unknown'),
-       TIMESTAMPDIFF(SECOND, t.trx_started, NOW()), LOWER(COALESCE(p.command, 'unknown'))
+SELECT CAST(t.trx_mysql_thread_id AS CHAR), p.user,
+       TIMESTAMPDIFF(SECOND, t.trx_started, NOW()), LOWER(p.command)
   FROM information_schema.innodb_trx t
-  LEFT JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
+  JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
  WHERE t.trx_mysql_thread_id <> CONNECTION_ID()
    AND (t.trx_rows_modified > 0 OR t.trx_rows_locked > 0)
  ORDER BY t.trx_started LIMIT 20
