@@ -175,13 +175,18 @@ def _trend(backlog: Sequence[float]) -> str:
 def _destinations(down: Sequence[Mapping[str, Any]], most: int | None) -> RenderableType:
     """A line each; what does not fit is the end of the broker's own words."""
     lines: list[RenderableType] = [Text("destinations that are down", style="bold")]
-    for each in down[:most]:
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for each in down:
+        by_name.setdefault(str(each.get("name")), []).append(each)
+    for name, told in list(by_name.items())[:most]:
+        first = min(told, key=lambda each: each.get("retry_in_seconds") or 0)
         line = Text(no_wrap=True, overflow="ellipsis")
-        line.append(str(each.get("name")), style="red")
-        line.append(f"  next try {age(each.get('retry_in_seconds'), 'soon')}")
-        line.append(f"  {each['worker']}  {each.get('error_code')}: {each.get('error')}")
+        line.append(name, style="red")
+        line.append(f"  next try {age(first.get('retry_in_seconds'), 'soon')}")
+        line.append(f"  {', '.join(str(each['worker']) for each in told)}")
+        line.append(f"  {first.get('error_code')}: {first.get('error')}")
         lines.append(line)
-    return _with_rest(Group(*lines), len(down), most)
+    return _with_rest(Group(*lines), len(by_name), most)
 
 
 def _workers(state: State, most: int | None) -> RenderableType:
