@@ -138,10 +138,10 @@ def _tell_report(report: Report, mended: int) -> None:
     for name, meaning in _MEANINGS.items():
         table.add_row(f"{report.counts[name]:,}", name, meaning)
     terminal.print(table)
-    terminal.print(Text(_memory(report)))
+    terminal.print(Text(_memory(report)), soft_wrap=True)
     if report.balance is not None:
         for line in _equation(report.balance):
-            terminal.print(Text(line))
+            terminal.print(Text(line), soft_wrap=True)
     if mended:
         terminal.print(Text(f"{mended} stuck keys got their turn.", style="green"))
     for finding in report.findings:
@@ -198,13 +198,13 @@ def _tell_finding(terminal: Any, finding: Finding) -> None:
 
     style = "red" if finding.level == "wrong" else "yellow"
     line = Text(f"{finding.level}: ", style=style).append(f"{finding.text}.", style="default")
-    terminal.print(line)
+    terminal.print(line, soft_wrap=True)
     for example in finding.examples[:SHOWN]:
         facts = " ".join(f"{name}={value}" for name, value in example.items() if value is not None)
-        terminal.print(Text(f"  {facts}"))
+        terminal.print(Text(f"  {facts}"), soft_wrap=True)
     if finding.count > SHOWN:
         terminal.print(Text(f"  … and {finding.count - SHOWN:,} more (--json shows up to 100)"))
-    terminal.print(Text(f"  {finding.remedy}."))
+    terminal.print(Text(f"  {finding.remedy}."), soft_wrap=True)
 
 
 # ── prune ──────────────────────────────────────────────────────────────────────────────────────

@@ -24,7 +24,7 @@ from postroom.ops.ledger import Ledger, as_text, born_us
 
 __all__ = ["Balance", "Finding", "Report", "Truth", "mend", "verify"]
 
-ROWS = 2000
+ROWS = 5000
 EXAMPLES = 100
 LONG_SECONDS = 6 * 3600.0  # for one query, and for a transaction that reads while we write our file
 NO_ID = "00000000-0000-0000-0000-000000000000"

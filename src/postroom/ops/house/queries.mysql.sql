@@ -41,18 +41,18 @@ SELECT lane, position, id, topic, `key`, size,
 -- name: stuck_heads
 SELECT h.lane, h.position, h.id, h.topic, h.`key`, count(*) OVER ()
   FROM postroom_held h
+  LEFT JOIN (SELECT lane, topic, `key`, min(position) AS position FROM postroom_held
+              WHERE `key` IS NOT NULL GROUP BY lane, topic, `key`) f ON f.lane = h.lane AND f.position = h.position
  WHERE h.next_attempt_at IS NULL AND NOT h.blocked
-   AND NOT EXISTS (SELECT 1 FROM postroom_held f WHERE f.lane = h.lane AND f.topic = h.topic
-                      AND f.`key` = h.`key` AND f.position < h.position)
+   AND (h.`key` IS NULL OR f.position IS NOT NULL)
  LIMIT :rows
 
 -- name: armed_followers
 SELECT h.lane, h.position, h.id, h.topic, h.`key`, count(*) OVER ()
   FROM postroom_held h
- WHERE h.next_attempt_at IS NOT NULL
-   AND (h.blocked OR EXISTS (SELECT 1 FROM postroom_held f WHERE f.lane = h.lane
-                                AND f.topic = h.topic AND f.`key` = h.`key`
-                                AND f.position < h.position))
+  LEFT JOIN (SELECT lane, topic, `key`, min(position) AS position FROM postroom_held
+              WHERE `key` IS NOT NULL GROUP BY lane, topic, `key`) f ON f.lane = h.lane AND f.topic = h.topic AND f.`key` = h.`key`
+ WHERE h.next_attempt_at IS NOT NULL AND (h.blocked OR f.position < h.position)
  LIMIT :rows
 
 -- name: blocked_alone
@@ -124,7 +124,7 @@ SELECT lane, position, id, topic, `key`, size,
  ORDER BY id, position LIMIT :rows
 
 -- name: page_archive
-SELECT id FROM postroom_archive WHERE id >= :after_id GROUP BY id ORDER BY id LIMIT :rows
+SELECT id FROM postroom_archive WHERE id >= :after_id ORDER BY id LIMIT :rows
 
 -- name: two_letters
 SELECT d.lane, d.position, min(d.id), min(d.topic), min(d.`key`), count(*) OVER ()

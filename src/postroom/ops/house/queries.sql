@@ -75,25 +75,26 @@ SELECT lane, position, CAST(id AS text), topic, key, size,
 -- name: page_archive
 -- Begins with the last id of the page before.
 SELECT CAST(id AS text) FROM postroom.archive WHERE id >= CAST(CAST(:after_id AS text) AS uuid)
- GROUP BY id ORDER BY archive.id LIMIT CAST(:rows AS bigint)
+ ORDER BY archive.id LIMIT CAST(:rows AS bigint)
 
 -- name: stuck_heads
--- The first of its key, and nothing says when it is tried: it and its key wait for ever.
+-- The first of its key, and nothing says when it is tried: it and its key wait for ever. Found by
+-- grouping: to look for an earlier one of each row would be slow where many wait behind one key.
 SELECT h.lane, h.position, CAST(h.id AS text), h.topic, h.key, count(*) OVER ()
   FROM postroom.held h
+  LEFT JOIN (SELECT lane, topic, key, min(position) AS position FROM postroom.held
+              WHERE key IS NOT NULL GROUP BY lane, topic, key) f ON f.lane = h.lane AND f.position = h.position
  WHERE h.next_attempt_at IS NULL AND NOT h.blocked
-   AND NOT EXISTS (SELECT 1 FROM postroom.held f WHERE f.lane = h.lane AND f.topic = h.topic
-                      AND f.key = h.key AND f.position < h.position)
+   AND (h.key IS NULL OR f.position IS NOT NULL)
  LIMIT CAST(:rows AS bigint)
 
 -- name: armed_followers
 -- It would be tried though an earlier one of its key waits, or though it is a dead letter.
 SELECT h.lane, h.position, CAST(h.id AS text), h.topic, h.key, count(*) OVER ()
   FROM postroom.held h
- WHERE h.next_attempt_at IS NOT NULL
-   AND (h.blocked OR EXISTS (SELECT 1 FROM postroom.held f WHERE f.lane = h.lane
-                                AND f.topic = h.topic AND f.key = h.key
-                                AND f.position < h.position))
+  LEFT JOIN (SELECT lane, topic, key, min(position) AS position FROM postroom.held
+              WHERE key IS NOT NULL GROUP BY lane, topic, key) f ON f.lane = h.lane AND f.topic = h.topic AND f.key = h.key
+ WHERE h.next_attempt_at IS NOT NULL AND (h.blocked OR f.position < h.position)
  LIMIT CAST(:rows AS bigint)
 
 -- name: blocked_alone
