@@ -2,6 +2,7 @@
 
 import json
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from house_tools import House, said
 from helpers import eventually_async
 from postroom.brokers import memory
 from postroom.config import RelaySettings, Routes
+from postroom.databases import migrate
 from postroom.messages import new_id
 from postroom.ops import doctor_servers
 from postroom.ops.doctor import Limits, examine
 from postroom.outbox.relay import Relay
-from servers import MariaDBServer, PostgresServer
+from servers import MariaDBServer, PgBouncerServer, PostgresServer
 
 DAY = 86_400
 QUICK: dict[str, Any] = {"lease_seconds": 6, "send_timeout_seconds": 1}
@@ -381,3 +383,24 @@ def test_tables_that_are_not_there(here: Here, database_url: str) -> None:
     (check,) = report["checks"]
     assert (check["name"], check["level"]) == ("schema", "wrong")
     assert "postroom db install" in check["text"]
+
+
+async def test_a_pooler_in_transaction_mode_is_named(
+    postgres: PostgresServer, pgbouncer: PgBouncerServer
+) -> None:
+    """Relays work through it, but cannot be woken unless they have a way around it."""
+    name = f"doctor_{uuid.uuid4().hex[:12]}"
+    direct = postgres.create_database(name)
+    pooled = pgbouncer.through(direct)
+    await migrate.install(pooled)
+
+    async def pooler(**settings: Any) -> list[tuple[str, str]]:
+        checks = await examine(pooled, RelaySettings(**settings), Routes(), Limits())
+        return [(one.level, one.text) for one in checks if one.name == "pooler"]
+
+    ((level, text),) = await pooler()
+    assert level == "warning"
+    assert "transaction mode" in text
+    ((level, text),) = await pooler(notify_url=direct)
+    assert (level, text) == ("ok", "a pooler stands between, its mode is transaction")
+    postgres.drop_database(name)

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from postroom.databases.pooling import pooling
 from postroom.messages import DEFAULT_MAX_BYTES
 from postroom.ops.doctor import Check, Checker, Patient, fine, warning, wrong
 from postroom.ops.house import ROOM
@@ -147,23 +148,19 @@ async def _partitions(patient: Patient) -> list[Check]:
 
 
 async def _pooler(patient: Patient) -> list[Check]:
-    """Two connections that share a server process, or one that changes its own, are pooled."""
-    other = await patient.database.connect()
-    try:
-        mine = [await patient.link.query(ROOM, "backend") for _ in range(2)]
-        theirs = await other.query(ROOM, "backend")
-    finally:
-        await other.close()
-    if mine[0] != mine[1] or theirs == mine[1]:
+    """Relays work through a pooler in transaction mode, but nobody can wake them through it."""
+    mode = await pooling(patient.database)
+    if mode == "none":
+        return [fine("pooler", "connections are our own")]
+    if mode == "transaction" and not patient.settings.notify_url:
         return [
-            wrong(
+            warning(
                 "pooler",
-                "a pooler in transaction mode stands between: connections share servers",
-                "give relays and commands a URL that leads to PostgreSQL itself, or to a pool in "
-                "session mode; publishers may stay behind it",
+                "a pooler in transaction mode stands between, so relays poll and are not woken",
+                "set notify_url to a URL that leads to PostgreSQL itself",
             )
         ]
-    return [fine("pooler", "connections are our own")]
+    return [fine("pooler", f"a pooler stands between, its mode is {mode}")]
 
 
 # ── MariaDB ────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from postroom.databases.database import Database, DatabaseLost, WorkerLink
 from postroom.dead_letters.store import ROOM as LETTERS
 from postroom.errors import ConfigurationError
 from postroom.flow import Statement
-from postroom.ops.actions import operator
+from postroom.ops.desk import operator
 from postroom.ops.house import ROOM as HOUSE
 from postroom.outbox.store import ROOM as OUTBOX
 

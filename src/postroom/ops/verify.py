@@ -18,7 +18,7 @@ from postroom.errors import SchemaError
 from postroom.flow import Flow, Row, Statement
 from postroom.messages import LANES, lane_of
 from postroom.ops import committed
-from postroom.ops.actions import operator
+from postroom.ops.desk import operator
 from postroom.ops.house import ROOM
 from postroom.ops.ledger import Ledger, as_text, born_us
 

@@ -323,7 +323,3 @@ SELECT count(*) FROM (
                AND c.relname ~ '^archive_\d{8}$') d
      WHERE d.day >= CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date)) n
  WHERE n.day = CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date) + CAST(n.place AS int) - 1
-
--- name: backend
--- only: postgresql
-SELECT pg_backend_pid()
