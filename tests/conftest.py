@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from postroom import signals
 from servers import (
     MariaDBServer,
     NatsServer,
@@ -23,6 +24,8 @@ from stages import Stages
 S = TypeVar("S", bound=Server)
 
 _started = pytest.StashKey[list[Server]]()
+
+signals.check_fields()
 
 
 def _serve(config: pytest.Config, variable: str, make: Callable[[str | None], S]) -> Iterator[S]:

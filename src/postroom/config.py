@@ -9,6 +9,9 @@
     [relay.routes]                           # the first pattern that matches a topic wins
     "orders.*" = "nats://…"
 
+    [alerts]
+    webhook_url = "https://…"                # POSTROOM_ALERTS_WEBHOOK_URL
+
 The file is the one POSTROOM_CONFIG or --config names, else the one in the working directory, if
 there is one. A name nobody knows is an error, so that a misspelt setting is not a silent default.
 """
@@ -30,7 +33,7 @@ from typing import Any, Literal
 from postroom.errors import ConfigurationError
 from postroom.retry import RetryPolicy
 
-__all__ = ["RelaySettings", "Routes", "Settings", "load"]
+__all__ = ["AlertSettings", "RelaySettings", "Routes", "Settings", "load"]
 
 DAY_SECONDS = 86_400
 MIB_BYTES = 1024 * 1024
@@ -68,11 +71,11 @@ class RelaySettings:
     concurrency: int = 4
     source: str = "postroom"
     notify_url: str = field(default="", repr=False)
+    http: str = "off"
+    log_format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            if spec.type in ("int", "float"):
-                _require_number(spec.name, getattr(self, spec.name), whole=spec.type == "int")
+        _require_numbers(self)
         self._require_room_for_a_send()
         self._require_order("poll_min_seconds", "poll_max_seconds")
         self._require_order("batch_rows", "in_flight_rows")
@@ -81,6 +84,9 @@ class RelaySettings:
             raise ConfigurationError('on_dead must be "hold" or "continue".')
         if self.retry_jitter not in ("none", "full"):
             raise ConfigurationError('retry_jitter must be "none" or "full".')
+        if self.log_format not in ("text", "json"):
+            raise ConfigurationError('log_format must be "text" or "json".')
+        self.http_address()
         self.retry()
         if not self.source or len(self.source) > 255:
             raise ConfigurationError("source must have 1 to 255 characters.")
@@ -96,6 +102,17 @@ class RelaySettings:
             ) from None
         return RetryPolicy(delays, self.retry_attempts, full_jitter=self.retry_jitter == "full")
 
+    def http_address(self) -> tuple[str, int] | None:
+        """Where health and metrics are served; None: nowhere. A port alone means this machine."""
+        if self.http == "off":
+            return None
+        host, _, port = self.http.rpartition(":")
+        if not port.isdecimal() or int(port) > 65_535:
+            raise ConfigurationError(
+                f'http must be HOST:PORT or a port, such as "127.0.0.1:9464", not {self.http!r}.'
+            )
+        return host.strip("[]") or "127.0.0.1", int(port)
+
     def _require_room_for_a_send(self) -> None:
         # A lease is renewed after a third of it; a send begun just before must end within the rest.
         if not self.send_timeout_seconds + 1 < self.lease_seconds * 2 / 3:
@@ -108,6 +125,23 @@ class RelaySettings:
     def _require_order(self, less: str, more: str) -> None:
         if getattr(self, less) > getattr(self, more):
             raise ConfigurationError(f"{less} must not be above {more}.")
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """When somebody is told of trouble, and where. A webhook's address is a secret."""
+
+    stale_seconds: float = 300
+    repeat_seconds: float = 3600
+    webhook_url: str | None = field(default=None, repr=False)
+    webhook_timeout_seconds: float = 5
+
+    def __post_init__(self) -> None:
+        _require_numbers(self)
+        if self.webhook_url is not None and not self.webhook_url.startswith(
+            ("https://", "http://")
+        ):
+            raise ConfigurationError("webhook_url must begin with https:// or http://.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +179,7 @@ class Settings:
     broker_url: str | None = field(default=None, repr=False)
     relay: RelaySettings = field(default_factory=RelaySettings)
     routes: Routes = field(default_factory=Routes)
+    alerts: AlertSettings = field(default_factory=AlertSettings)
 
     def require_database(self) -> str:
         """The database URL, or an error that says where to put one."""
@@ -183,6 +218,7 @@ def load(
     if named or base is None:
         document |= _read_file(named)
     relay_table = dict(_table(document, "relay"))
+    alerts_table = dict(_table(document, "alerts"))
     routes = _table(relay_table, "routes")
     _require_known("setting", document, _TOP)
     top = {name: _text(name, value) for name, value in document.items()}
@@ -190,17 +226,8 @@ def load(
     given = {"database_url": database_url, "broker_url": broker_url}
     top |= {name: value for name, value in given.items() if value is not None}
 
-    kinds = {spec.name: spec.type for spec in fields(RelaySettings)}
-    names = {n: str(kind) if kind in ("int", "float") else "str" for n, kind in kinds.items()}
-    _require_known("relay setting", relay_table, names)
-    prefix = "POSTROOM_RELAY_"
-    told = {k[len(prefix) :].lower(): v for k, v in environ.items() if k.startswith(prefix)}
-    _require_known("relay setting", told, names)
-    relay_table |= {name: _number(name, text, names[name]) for name, text in told.items()}
-    relay_table |= {name: value for name, value in (relay or {}).items() if value is not None}
-    for name, kind in names.items():
-        if kind == "str" and name in relay_table:
-            _text(name, relay_table[name])
+    relay_table = _merged("relay", RelaySettings, relay_table, environ, relay or {})
+    alerts_table = _merged("alerts", AlertSettings, alerts_table, environ, {})
 
     patterns = tuple((pattern, _text(pattern, url)) for pattern, url in routes.items())
     return Settings(
@@ -208,7 +235,32 @@ def load(
         broker_url=top.get("broker_url"),
         relay=RelaySettings(**relay_table),
         routes=Routes(patterns, top.get("broker_url")),
+        alerts=AlertSettings(**alerts_table),
     )
+
+
+def _merged(
+    room: str,
+    kind: type[RelaySettings | AlertSettings],
+    table: dict[str, Any],
+    environ: Mapping[str, str],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The settings of one table of the file, with what the environment and the options say."""
+    kinds = {spec.name: spec.type for spec in fields(kind)}
+    names = {n: str(kind) if kind in ("int", "float") else "str" for n, kind in kinds.items()}
+    _require_known(f"{room} setting", table, names)
+    prefix = f"POSTROOM_{room.upper()}_"
+    told = {k[len(prefix) :].lower(): v for k, v in environ.items() if k.startswith(prefix)}
+    _require_known(f"{room} setting", told, names)
+    table |= {
+        name: _number(prefix + name.upper(), text, names[name]) for name, text in told.items()
+    }
+    table |= {name: value for name, value in options.items() if value is not None}
+    for name, each in names.items():
+        if each == "str" and name in table:
+            _text(name, table[name])
+    return table
 
 
 def _read_file(named: str | None) -> dict[str, Any]:
@@ -247,7 +299,7 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _number(name: str, text: str, kind: str) -> Any:
+def _number(variable: str, text: str, kind: str) -> Any:
     """A value of the environment in its own type."""
     if kind == "str":
         return text
@@ -255,7 +307,13 @@ def _number(name: str, text: str, kind: str) -> Any:
         return int(text) if kind == "int" else float(text)
     except ValueError:
         whole = "a whole number" if kind == "int" else "a number"
-        raise ConfigurationError(f"POSTROOM_RELAY_{name.upper()} must be {whole}.") from None
+        raise ConfigurationError(f"{variable} must be {whole}.") from None
+
+
+def _require_numbers(settings: RelaySettings | AlertSettings) -> None:
+    for spec in fields(settings):
+        if spec.type in ("int", "float"):
+            _require_number(spec.name, getattr(settings, spec.name), whole=spec.type == "int")
 
 
 def _require_number(name: str, value: object, *, whole: bool) -> None:

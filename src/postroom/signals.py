@@ -1,7 +1,8 @@
 """The name and fields of everything observable. Logs, metrics and alerts listen here.
 
 A signal is a name from `SIGNALS` with the fields listed there; ids and errors may be fields, a
-payload never is. Listeners are plain callables; one that fails is logged and does not disturb work.
+payload never is, and secrets are taken out of every text before anybody hears it. Listeners are
+plain callables; one that fails is logged and does not disturb work.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-__all__ = ["SIGNALS", "Listener", "emit", "listen", "redact"]
+__all__ = ["SIGNALS", "Listener", "check_fields", "emit", "heard", "listen", "redact"]
 
 Listener: TypeAlias = Callable[[str, dict[str, Any]], None]
 
@@ -24,11 +25,22 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "lane.released": (logging.INFO, "lane, epoch, incarnation"),
     "lane.lost": (logging.WARNING, "lane, epoch, incarnation, reason"),
     "lane.late": (logging.ERROR, "lane, position, id"),
-    "message.delivered": (logging.DEBUG, "lane, count"),
+    "message.committed": (logging.DEBUG, "count"),
+    "message.attempted": (
+        logging.DEBUG,
+        "adapter, delivered, transient, permanent, unknown, down",
+    ),
+    "message.delivered": (logging.DEBUG, "lane, status, count, ages_seconds"),
     "message.missing": (logging.WARNING, "lane, count"),
-    "message.held": (logging.WARNING, "id, topic, key, attempts, error_code, delay_seconds"),
-    "message.buried": (logging.ERROR, "id, topic, key, attempts, error_code, holds_key"),
-    "message.expired": (logging.WARNING, "id, topic, key"),
+    "message.held": (
+        logging.WARNING,
+        "id, topic, key, lane, status, attempts, last_error_code, adapter, delay_seconds",
+    ),
+    "message.buried": (
+        logging.ERROR,
+        "id, topic, key, lane, status, attempts, last_error_code, adapter, holds_key, incarnation",
+    ),
+    "message.expired": (logging.WARNING, "id, topic, key, lane, status, attempts, last_error_code"),
     "message.suspect": (logging.WARNING, "id, lane, position, deaths"),
     "destination.down": (logging.ERROR, "destination, error_code, error, retry_in_seconds"),
     "destination.up": (logging.INFO, "destination"),
@@ -39,27 +51,76 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "archive.overflow": (logging.ERROR, "count"),
     "notify.lost": (logging.WARNING, "error"),
     "notify.pooled": (logging.WARNING, "database, pooling, advice"),
+    "outbox.measured": (
+        logging.DEBUG,
+        "incarnation, pending, oldest_pending_seconds, held, held_keys, blocked_keys, delayed, "
+        "dead, lanes_unowned, oldest_open_publisher_seconds",
+    ),
+    "outbox.unmeasured": (logging.DEBUG, "incarnation"),
+    "alert.raised": (logging.ERROR, "alert, text, count"),
+    "alert.resolved": (logging.INFO, "alert, text"),
+    "alert.lost": (logging.WARNING, "receiver, error, count"),
 }
 
 _log = logging.getLogger("postroom")
 # A library is silent unless the application has set logging up.
 _log.addHandler(logging.NullHandler())
 _listeners: list[Listener] = []
+_checked = False
+LONGEST_LIST = 20
 
 
 def emit(name: str, /, **fields: Any) -> None:
     """Tell every listener, and the log, that something happened."""
+    if _checked:
+        _check(name, fields)
     level = SIGNALS[name][0]
-    if _log.isEnabledFor(level):
+    logged = _log.isEnabledFor(level)
+    if not logged and not _listeners:
+        return
+    fields = {key: _safe(value) for key, value in fields.items()}
+    if logged:
+        shown = {key: _short(value) for key, value in fields.items()}
         # One line, whatever somebody else's error text holds.
-        text = " ".join(f"{key}={value}" for key, value in fields.items())
+        text = " ".join(f"{key}={value}" for key, value in shown.items())
         text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
-        _log.log(level, "%s %s", name, text, extra={"postroom": {"signal": name, **fields}})
+        _log.log(level, "%s %s", name, text, extra={"postroom": {"signal": name, **shown}})
     for listener in _listeners:
         try:
             listener(name, fields)
         except Exception:
             _log.exception("a listener failed on %s", name)
+
+
+def heard(name: str) -> bool:
+    """Whether anybody would notice this signal: what only it needs can be left out otherwise."""
+    return bool(_listeners) or _log.isEnabledFor(SIGNALS[name][0])
+
+
+def check_fields(wanted: bool = True) -> None:
+    """For tests: from now on a signal with other fields than those of `SIGNALS` is an error."""
+    global _checked
+    _checked = wanted
+
+
+def _check(name: str, fields: dict[str, Any]) -> None:
+    wrong = set(SIGNALS[name][1].split(", ")) ^ set(fields)
+    if wrong:
+        raise TypeError(f"{name} was emitted with wrong or missing fields: {sorted(wrong)}")
+
+
+def _safe(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return [redact(each) for each in value]
+    return value
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > LONGEST_LIST:
+        return f"[{len(value)} values]"
+    return value
 
 
 def listen(listener: Listener) -> Callable[[], None]:
@@ -92,3 +153,18 @@ def _hide(match: re.Match[str]) -> str:
         return f"{scheme}://{user}:***@"
     # A lone name is a user to a database, and a token to a broker.
     return match[0] if scheme.startswith(_DATABASES) else f"{scheme}://***@"
+
+
+class _Redacting(logging.Filter):
+    """Takes secrets out of whatever is logged, a traceback too, before any handler sees it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redact(record.getMessage()), None
+        if record.exc_info:
+            # A formatter prints this text; the exception itself would bring its secrets along.
+            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+            record.exc_info = None
+        return True
+
+
+_log.addFilter(_Redacting())

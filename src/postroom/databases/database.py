@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -145,6 +146,7 @@ class WorkerLink:
         self.driver: Any = opened.driver
         self.pooled = opened.pooled
         self.lost = False
+        self.asked_at: float | None = None  # since when a statement is under way
         self._opened = opened
         self._idle_ms = max(int(idle_seconds * 1000), 100)
         self._turn = asyncio.Lock()
@@ -216,6 +218,7 @@ class WorkerLink:
         async with self._turn:
             if self.lost:
                 raise DatabaseLost("the connection is gone")
+            self.asked_at = time.monotonic()
             try:
                 async with asyncio.timeout(self.database.timeout_seconds):
                     yield
@@ -225,6 +228,8 @@ class WorkerLink:
             except Exception as error:
                 await self.close()
                 raise DatabaseLost(str(error)) from error
+            finally:
+                self.asked_at = None
 
     async def _plain(self, text: str) -> None:
         if self.dialect == "mysql":

@@ -7,13 +7,13 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from postroom.brokers.base import scheme_of
-from postroom.errors import ConfigurationError, Unreachable
+from postroom.errors import ConfigurationError, MissingDriver, Unreachable
 from postroom.ops.cli_common import (
     BrokerOption,
     ConfigOption,
@@ -22,8 +22,11 @@ from postroom.ops.cli_common import (
     JsonOption,
     run,
 )
+from postroom.ops.logs import set_up
 
 if TYPE_CHECKING:
+    from postroom.alerts import Receiver
+    from postroom.config import AlertSettings
     from postroom.outbox.relay import Drained, Relay
 
 __all__ = ["relay"]
@@ -61,6 +64,13 @@ def relay(
     name: Annotated[
         str | None, typer.Option(help="What people see this relay as; else host and process.")
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there."),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="'text', or 'json': one document a line.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every batch.")] = False,
 ) -> None:
     """Move messages from the outbox to the broker.
@@ -77,6 +87,8 @@ def relay(
         "grace_seconds": grace_seconds,
         "keep_delivered_seconds": keep_delivered_seconds,
         "on_dead": on_dead,
+        "http": http,
+        "log_format": log_format,
     }
     settings = console.settings(relay=options)
     settings.require_database()
@@ -87,11 +99,7 @@ def relay(
         )
     # As with `python -m`: what call:module:function names may lie in the working directory.
     sys.path.insert(0, "")
-    level = logging.DEBUG if verbose else logging.INFO
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("postroom").setLevel(level)
+    set_up(settings.relay.log_format, logging.DEBUG if verbose else logging.INFO)
 
     async def work() -> Drained | None:
         worker = Relay(
@@ -100,9 +108,12 @@ def relay(
             settings=settings.relay,
             rebind=rebind,
             name=name,
+            alerts=_receivers(settings.alerts),
+            alert_settings=settings.alerts,
         )
         if not once:
-            await _until_stopped(worker, worker.run())
+            with _watched(worker):
+                await _until_stopped(worker, worker.run())
             return None
         try:
             if wrong := await worker.sender.ping():
@@ -124,6 +135,33 @@ def relay(
             f"{drained.delivered} delivered, {drained.held} held for another try, "
             f"{drained.dead} dead{left}.",
         )
+
+
+def _receivers(settings: AlertSettings) -> list[Receiver]:
+    """Who is told of alerts, besides the log."""
+    if settings.webhook_url is None:
+        return []
+    from postroom.ops.alert_webhook import Webhook
+
+    return [Webhook(settings.webhook_url, timeout_seconds=settings.webhook_timeout_seconds)]
+
+
+@contextlib.contextmanager
+def _watched(worker: Relay) -> Iterator[None]:
+    """Answer for the relay over HTTP, if so set, and count for Prometheus, if it is there."""
+    address = worker.settings.http_address()
+    if address is None:
+        yield
+        return
+    from postroom.ops.health import serve
+
+    with contextlib.suppress(MissingDriver):
+        from postroom.ops import metrics
+
+        metrics.install()
+    with serve(worker, *address) as (host, port):
+        logging.getLogger("postroom").info("health and metrics at http://%s:%d", host, port)
+        yield
 
 
 async def _until_stopped(worker: Relay, work: Coroutine[Any, Any, T]) -> T | None:

@@ -86,6 +86,7 @@ class Desk(Protocol):
     async def load(self, lane: int) -> tuple[list[Leftover], bool]: ...
     async def forget(self, lane: int) -> list[Leftover]: ...
     def next_batch(self) -> int: ...
+    def now_us(self) -> int: ...
 
 
 class Lane:
@@ -362,8 +363,11 @@ class _Batch:
             id=message.id,
             topic=message.topic,
             key=message.key,
+            lane=message.lane,
+            status="failed",
             attempts=attempts,
-            error_code=answer.code,
+            last_error_code=answer.code,
+            adapter=self.desk.sender.adapter(message.topic),
             delay_seconds=round(answer.delay_seconds, 3),
         )
 
@@ -380,9 +384,13 @@ class _Batch:
             id=message.id,
             topic=message.topic,
             key=message.key,
+            lane=message.lane,
+            status="aborted",
             attempts=attempts,
-            error_code=answer.code,
+            last_error_code=answer.code,
+            adapter=self.desk.sender.adapter(message.topic),
             holds_key=holds_key,
+            incarnation=self.desk.owner,
         )
 
     def _expire(self, message: Message) -> None:
@@ -392,7 +400,16 @@ class _Batch:
             Burial(message, message.attempts, history, "expired", text, False, ended=True)
         )
         self._dirty = True
-        signals.emit("message.expired", id=message.id, topic=message.topic, key=message.key)
+        signals.emit(
+            "message.expired",
+            id=message.id,
+            topic=message.topic,
+            key=message.key,
+            lane=message.lane,
+            status="aborted",
+            attempts=message.attempts,
+            last_error_code="expired",
+        )
 
     async def _bury_killer(self, message: Message) -> None:
         if message.order in self._stopped:
@@ -422,7 +439,12 @@ class _Batch:
             await self.lane.settle(piece)
         self.delivered += change.delivered
         self.desk.tally.delivered += len(change.delivered)
-        if change.delivered:
+        if change.delivered and signals.heard("message.delivered"):
+            now = self.desk.now_us()
             signals.emit(
-                "message.delivered", lane=self.lane.fence.lane, count=len(change.delivered)
+                "message.delivered",
+                lane=self.lane.fence.lane,
+                status="succeeded",
+                count=len(change.delivered),
+                ages_seconds=[max(now - m.created_us, 0) / 1e6 for m in change.delivered],
             )

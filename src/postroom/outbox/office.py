@@ -11,8 +11,8 @@ import contextlib
 import json
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import postroom
 from postroom import failpoints, signals
@@ -23,32 +23,18 @@ from postroom.outbox import wake
 from postroom.outbox.lane import Lane, LaneLost
 from postroom.outbox.rules import Horizon, Leftover, fair_share
 from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
-from postroom.outbox.together import Budget, Gate, Pulse, Together
+from postroom.outbox.together import Budget, Gate, Pulse, Together, pause, undisturbed
+from postroom.outbox.watch import Watch
 
 if TYPE_CHECKING:
     from postroom.outbox.relay import Relay
 
 __all__ = ["Office"]
 
-T = TypeVar("T")
-
 SCHEMA_VERSION = 2
 KIND = "relay"
 PRUNE_ROWS = 5000
 PRUNE_ROUNDS = 100
-
-
-async def _pause(stopping: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stopping.wait(), seconds)
-
-
-async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:
-    """Let a statement on a shared link end by itself, though the lane that asked is cancelled: a
-    statement cut short would take the link from all the others."""
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return await asyncio.shield(task)
 
 
 class Office:
@@ -84,6 +70,7 @@ class Office:
         self._looked_at = 0.0
         self._turn = 0
         self._renewed_at = 0.0
+        self._clock_us = 0  # how far the database's clock is ahead of ours
 
     # ── opening and closing ────────────────────────────────────────────────────────────────────
 
@@ -98,6 +85,7 @@ class Office:
         await self._control.query(ROOM, "journal_clear_all", owner=self.owner)
         keep = str(int(self.settings.keep_delivered_seconds))
         await self._control.query(ROOM, "meta_write", item="keep_delivered_seconds", value=keep)
+        await self._set_clock()
 
     async def _check_schema(self) -> None:
         found, oldest = [
@@ -151,7 +139,11 @@ class Office:
         keepers: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._keep_lanes(stopping), name="keep lanes"),
             asyncio.create_task(self._keep_house(stopping), name="keep house"),
+            asyncio.create_task(Watch(self).keep(stopping), name="watch"),
         ]
+        links = {"keep lanes": lambda: self._control}
+        for task in keepers:
+            self.relay.vitals.add(task, links.get(task.get_name(), lambda: self._house))
         if self.relay.listener is not None:
             listening = self.relay.listener.run(self.pulse.hint)
             keepers.append(asyncio.create_task(listening, name="listen"))
@@ -159,13 +151,16 @@ class Office:
         try:
             await asyncio.wait([stop, *keepers], return_when=FIRST_COMPLETED)
             if stopping.is_set():
-                await asyncio.gather(*keepers[:2])
+                await asyncio.gather(*keepers[:3])
                 await self._hand_everything_over()
             for task in keepers:
-                if task.done():
+                if task.done() and not task.cancelled():
                     task.result()
+            if not stopping.is_set():
+                raise RuntimeError("a background task of the relay was ended from outside")
         finally:
             unlisten()
+            self.relay.vitals.forget(keepers)
             for task in [stop, *keepers]:
                 task.cancel()
             await asyncio.gather(stop, *keepers, return_exceptions=True)
@@ -199,16 +194,18 @@ class Office:
     async def _keep_lanes(self, stopping: asyncio.Event) -> None:
         """Stay registered, keep the leases, and keep to a fair share."""
         lease = self.settings.lease_seconds
-        pause = min(1.0, lease / 4)
+        rest_seconds = min(1.0, lease / 4)
         while not stopping.is_set():
+            self.relay.vitals.beat("keep lanes")
             if time.monotonic() - self._renewed_at > lease / 4:
+                await self._set_clock()
                 await self._renew()
             await self._beat()
             await self._share()
             await self._notice()
             self._reap()
             self.lived = True
-            await _pause(stopping, pause)
+            await pause(stopping, rest_seconds)
 
     async def _beat(self) -> None:
         """Say that this relay lives, and what it does: one small row, about once a second."""
@@ -328,7 +325,7 @@ class Office:
     async def _release(self, fences: Sequence[Fence]) -> None:
         failpoints.hit("relay.release.before")
         numbers = [fence.number for fence in fences]
-        await _undisturbed(
+        await undisturbed(
             self._control.query(ROOM, "lanes_release", owner=self.owner, fence_list=numbers)
         )
         failpoints.hit("relay.release.after")
@@ -359,6 +356,7 @@ class Office:
         """Promote what has become due, and prune what is finished and old."""
         prune_at = time.monotonic()
         while not stopping.is_set():
+            self.relay.vitals.beat("keep house")
             fences = [lane.fence for lane, _ in self._lanes.values()]
             if fences and await self._store.promote(self._house, fences, self.batch_rows):
                 self.pulse.hint()
@@ -366,7 +364,7 @@ class Office:
             if time.monotonic() >= prune_at:
                 prune_at = time.monotonic() + 60
                 await self._prune_or_say(stopping)
-            await _pause(stopping, min(0.5, self.settings.poll_max_seconds))
+            await pause(stopping, min(0.5, self.settings.poll_max_seconds))
 
     async def _prune_or_say(self, stopping: asyncio.Event) -> None:
         """A prune that fails is said, and tried again later: it must not keep messages waiting."""
@@ -391,6 +389,7 @@ class Office:
             ("prune_inbox", settings.keep_inbox_seconds),
         ):
             for _ in range(PRUNE_ROUNDS):
+                self.relay.vitals.beat("keep house")
                 ((gone,),) = await ask(ROOM, name, keep_seconds=int(keep), rows=PRUNE_ROWS)
                 if not gone or stopping.is_set():
                     break
@@ -418,20 +417,44 @@ class Office:
 
     async def held_due(self, lane: int) -> list[Message]:
         rows, size = self.batch_rows // 4 or 1, self.batch_bytes // 4
-        return await _undisturbed(self._store.held_due(self._reader, lane, rows=rows, bytes=size))
+        return await undisturbed(self._store.held_due(self._reader, lane, rows=rows, bytes=size))
 
     async def held_run(self, head: Message) -> list[Message]:
         rows, size = self.batch_rows // 4 or 1, self.batch_bytes // 4
-        return await _undisturbed(self._store.held_run(self._reader, head, rows=rows, bytes=size))
+        return await undisturbed(self._store.held_run(self._reader, head, rows=rows, bytes=size))
 
     async def held_any(self, lane: int) -> bool:
-        return bool(await _undisturbed(self._reader.query(ROOM, "held_any", lane=lane)))
+        return bool(await undisturbed(self._reader.query(ROOM, "held_any", lane=lane)))
 
     async def load(self, lane: int) -> tuple[list[Leftover], bool]:
-        return await _undisturbed(self._store.load_lane(self._writer, lane))
+        return await undisturbed(self._store.load_lane(self._writer, lane))
 
     async def forget(self, lane: int) -> list[Leftover]:
-        return await _undisturbed(self._store.forget_journal(self._writer, lane))
+        return await undisturbed(self._store.forget_journal(self._writer, lane))
+
+    @property
+    def house(self) -> WorkerLink:
+        """The link for work nobody waits for."""
+        return self._house
+
+    def elected(self) -> bool:
+        """Whether this relay speaks for the whole outbox: the owner of lane 0 does."""
+        lane, _ = self._lanes.get(0, (None, None))
+        return lane is not None and not lane.over and lane.lease_ends > time.monotonic()
+
+    def silent_seconds(self) -> float:
+        """For how long the database has not answered a statement of ours."""
+        asked = [link.asked_at for link in self._links if not link.lost]
+        now = time.monotonic()
+        return max([0.0, *(now - at for at in asked if at is not None)])
+
+    async def _set_clock(self) -> None:
+        begun = time.time()
+        ((now_us,),) = await self._control.query(ROOM, "clock")
+        self._clock_us = int(now_us - (begun + time.time()) / 2 * 1e6)
+
+    def now_us(self) -> int:
+        return int(time.time() * 1e6) + self._clock_us
 
     def next_batch(self) -> int:
         self._batch += 1

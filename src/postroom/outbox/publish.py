@@ -7,6 +7,7 @@ import datetime as dt
 import uuid
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from postroom.databases.caller import refuse_alone
@@ -146,6 +147,12 @@ class Outbox:
         """`publish_many` on any kind of session or connection; writes at once."""
         return await self._put_async(tx, self._items(messages, serialize_key))
 
+    def committed(self, *published: Published) -> None:
+        """Tell of your own commit on a driver's connection, right after it: relays wake at once,
+        and the messages are counted as enqueued. SQLAlchemy and Django tell by themselves.
+        """
+        wake.committed(sum(not each.duplicate for each in published))
+
     def wake(self) -> None:
         """Wake relays after a commit on a driver's own connection, which tells nobody of it.
 
@@ -229,15 +236,17 @@ class Outbox:
 
 def _write(kind: Kind, connection: Any, items: list[Item]) -> None:
     if items and kind.library == "sqlalchemy":
-        from postroom.outbox import sessions
+        from postroom.outbox import counting, sessions
 
         sessions.before_core_write(connection)
         _write_on(kind, connection, items)
-        sessions.after_core_write(connection)
+        counting.written(connection, items)
     elif items:
         link = _write_on(kind, connection, items)
         if kind.library == "django":
+            number = sum(not item.published.duplicate for item in items)
             link.after_commit(wake.hint)
+            link.after_commit(partial(wake.committed, number, hinted=True))
 
 
 def _write_on(kind: Kind, connection: Any, items: list[Item]) -> Any:

@@ -287,3 +287,40 @@ DELETE FROM postroom_job_item
                   AND updated_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND)
  LIMIT :rows;
 SELECT ROW_COUNT();
+
+-- name: clock
+SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+
+-- name: measure_lane
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_outbox o
+                               WHERE o.lane = :lane AND o.position > :after LIMIT :most) p),
+       (SELECT count(*) FROM (SELECT 1 FROM postroom_held h
+                               WHERE h.lane = :lane AND h.next_attempt_at > '1970-01-01'
+                               LIMIT :most) n),
+       (SELECT TIMESTAMPDIFF(MICROSECOND, o.created_at, UTC_TIMESTAMP(6)) DIV 1000
+          FROM postroom_outbox o WHERE o.lane = :lane AND o.position > :after
+         ORDER BY o.position LIMIT 1),
+       (SELECT TIMESTAMPDIFF(MICROSECOND, d.deliver_at, UTC_TIMESTAMP(6)) DIV 1000
+          FROM postroom_delayed d WHERE d.lane = :lane AND d.deliver_at <= UTC_TIMESTAMP(6)
+         ORDER BY d.deliver_at LIMIT 1)
+
+-- name: measure_held
+SELECT TIMESTAMPDIFF(MICROSECOND, min(f.created_at), UTC_TIMESTAMP(6)) DIV 1000
+  FROM (SELECT h.created_at, h.blocked FROM postroom_held h
+         WHERE h.lane = :lane ORDER BY h.position LIMIT 200) f
+ WHERE NOT f.blocked
+
+-- name: measure_outbox
+-- An upper limit: positions of transactions that were rolled back count too.
+SELECT (SELECT position FROM postroom_outbox ORDER BY position DESC LIMIT 1)
+     - (SELECT position FROM postroom_outbox ORDER BY position LIMIT 1) + 1
+
+-- name: measure_totals
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_held LIMIT :most) h),
+       (SELECT count(*) FROM (SELECT 1 FROM postroom_delayed LIMIT :most) d),
+       (SELECT count(*) FROM postroom_lane
+         WHERE NOT paused AND (owner IS NULL OR lease_until < UTC_TIMESTAMP(6)))
+
+-- name: measure_dead
+SELECT count(*), CAST(COALESCE(sum(d.holds_key), 0) AS SIGNED)
+  FROM (SELECT holds_key FROM postroom_dead_letter WHERE state = 'dead' LIMIT :most) d

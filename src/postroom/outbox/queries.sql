@@ -444,3 +444,57 @@ WITH old AS MATERIALIZED (
      WHERE j.id = old.id AND NOT EXISTS (SELECT 1 FROM items) RETURNING 1
 )
 SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM ended)
+
+-- name: clock
+-- The database's time in microseconds: the age of a message is measured by it.
+SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)
+
+-- name: measure_lane
+-- How many wait in a lane, up to a limit; how many held messages have a next attempt; and for how
+-- long the first one waits, in the outbox and of what has become due.
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.outbox o
+                               WHERE o.lane = :lane AND o.position > CAST(:after AS bigint)
+                               LIMIT CAST(:most AS bigint)) p),
+       (SELECT count(*) FROM (SELECT 1 FROM postroom.held h
+                               WHERE h.lane = :lane AND h.next_attempt_at IS NOT NULL
+                               LIMIT CAST(:most AS bigint)) n),
+       (SELECT CAST(extract(epoch FROM clock_timestamp() - o.created_at) * 1000 AS bigint)
+          FROM postroom.outbox o WHERE o.lane = :lane AND o.position > CAST(:after AS bigint)
+         ORDER BY o.position LIMIT 1),
+       (SELECT CAST(extract(epoch FROM clock_timestamp() - d.deliver_at) * 1000 AS bigint)
+          FROM postroom.delayed d WHERE d.lane = :lane AND d.deliver_at <= statement_timestamp()
+         ORDER BY d.deliver_at LIMIT 1)
+
+-- name: measure_held
+-- For how long the first held message of a lane waits. A dead letter that holds its key waits for a
+-- person, so it is passed over; the first of many are looked at, not all.
+SELECT CAST(extract(epoch FROM clock_timestamp() - min(f.created_at)) * 1000 AS bigint)
+  FROM (SELECT h.created_at, h.blocked FROM postroom.held h
+         WHERE h.lane = :lane ORDER BY h.position LIMIT 200) f
+ WHERE NOT f.blocked
+
+-- name: measure_outbox
+-- What the database believes the outbox to hold, where counting would take too long.
+SELECT pg_stat_get_live_tuples(CAST('postroom.outbox' AS regclass))
+
+-- name: measure_totals
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.held LIMIT CAST(:most AS bigint)) h),
+       (SELECT count(*) FROM (SELECT 1 FROM postroom.delayed LIMIT CAST(:most AS bigint)) d),
+       (SELECT count(*) FROM postroom.lane
+         WHERE NOT paused AND (owner IS NULL OR lease_until < clock_timestamp()))
+
+-- name: measure_dead
+SELECT count(*), coalesce(sum(CAST(d.holds_key AS int)), 0)
+  FROM (SELECT holds_key FROM postroom.dead_letter WHERE state = 'dead'
+         LIMIT CAST(:most AS bigint)) d
+
+-- name: open_publishers
+-- only: postgresql
+-- As `horizon`, with the time each is open, where this role may see it.
+SELECT l.virtualtransaction,
+       max(CAST(extract(epoch FROM clock_timestamp() - a.xact_start) * 1000 AS bigint))
+  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'relation' AND l.relation = CAST('postroom.outbox' AS regclass)
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.mode = 'RowExclusiveLock' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+ GROUP BY l.virtualtransaction

@@ -280,3 +280,39 @@ DELETE FROM postroom_job_item WHERE (job, id, position) IN (
     SELECT i.job, i.id, i.position FROM postroom_job_item i JOIN postroom_job j ON j.id = i.job
      WHERE j.state <> 'running' AND j.updated_at < NOW_US - :keep_seconds * 1000000 LIMIT :rows);
 SELECT changes();
+
+-- name: clock
+SELECT NOW_US
+
+-- name: measure_lane
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_outbox o
+                               WHERE o.lane = :lane AND o.position > :after LIMIT :most) p),
+       (SELECT count(*) FROM (SELECT 1 FROM postroom_held h
+                               WHERE h.lane = :lane AND h.next_attempt_at IS NOT NULL
+                               LIMIT :most) n),
+       (SELECT (NOW_US - o.created_at) / 1000
+          FROM postroom_outbox o WHERE o.lane = :lane AND o.position > :after
+         ORDER BY o.position LIMIT 1),
+       (SELECT (NOW_US - d.deliver_at) / 1000
+          FROM postroom_delayed d WHERE d.lane = :lane AND d.deliver_at <= NOW_US
+         ORDER BY d.deliver_at LIMIT 1)
+
+-- name: measure_held
+-- Of all lanes at once: by position there is one index for all of them.
+SELECT (NOW_US - min(f.created_at)) / 1000
+  FROM (SELECT created_at, blocked FROM postroom_held ORDER BY position LIMIT 3200) f
+ WHERE NOT f.blocked
+
+-- name: measure_outbox
+-- An upper limit: what has left from between counts too.
+SELECT (SELECT max(position) FROM postroom_outbox) - (SELECT min(position) FROM postroom_outbox) + 1
+
+-- name: measure_totals
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_held LIMIT :most) h),
+       (SELECT count(*) FROM (SELECT 1 FROM postroom_delayed LIMIT :most) d),
+       (SELECT count(*) FROM postroom_lane
+         WHERE NOT paused AND (owner IS NULL OR lease_until < NOW_US))
+
+-- name: measure_dead
+SELECT count(*), COALESCE(sum(d.holds_key), 0)
+  FROM (SELECT holds_key FROM postroom_dead_letter WHERE state = 'dead' LIMIT :most) d

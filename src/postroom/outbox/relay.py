@@ -18,19 +18,21 @@ import socket
 import time
 import uuid
 from asyncio import FIRST_COMPLETED
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from postroom import signals
+from postroom.alerts import Alerts, Receiver
 from postroom.brokers.base import Broker, BrokerOptions, open_broker
-from postroom.config import RelaySettings, Routes
+from postroom.config import AlertSettings, RelaySettings, Routes
 from postroom.databases.database import Database, DatabaseLost
 from postroom.errors import ConfigurationError, PostroomError, RoutingChanged, SchemaError
 from postroom.outbox.lane import Tally
 from postroom.outbox.notify import Listener
 from postroom.outbox.office import Office
 from postroom.outbox.sending import Sender
+from postroom.outbox.vitals import SILENT_SECONDS, Health, Vitals
 from postroom.retry import RetryPolicy
 
 __all__ = ["Drained", "Relay"]
@@ -38,6 +40,7 @@ __all__ = ["Drained", "Relay"]
 # A report is written about once a second, so it stays small.
 REPORTED_DESTINATIONS = 20
 REPORTED_CHARACTERS = 300
+PING_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ class Relay:
         await relay.drain_once()          # what is there now, for a scheduler
         async with relay: ...             # inside an application
 
-    `broker` is a URL, or a mapping of topic pattern → URL in which "*" is the default.
+    `broker` is a URL, or a mapping of topic pattern → URL in which "*" is the default. `alerts` are
+    functions that are called, in a thread of their own, with each `Alert`.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class Relay:
         listen: bool = True,
         name: str | None = None,
         brokers: Mapping[str, Broker] | None = None,
+        alerts: Sequence[Receiver] = (),
+        alert_settings: AlertSettings | None = None,
         **overrides: Any,
     ) -> None:
         self.settings = replace(settings or RelaySettings(), **overrides)
@@ -93,6 +99,15 @@ class Relay:
         )
         self._started = asyncio.Event()
         self.stopping = asyncio.Event()
+        self.vitals = Vitals()
+        self.alerts = Alerts(
+            alerts,
+            incarnation=self.owner,
+            worker=self.name,
+            stale_seconds=(alert_settings or AlertSettings()).stale_seconds,
+            repeat_seconds=(alert_settings or AlertSettings()).repeat_seconds,
+        )
+        self._trouble = "not connected yet"
         self._task: asyncio.Task[None] | None = None
         self._office: Office | None = None
 
@@ -103,6 +118,37 @@ class Relay:
 
     async def run(self) -> None:
         """Work until `stop`. Raises if it cannot start; once started, it outlives any outage."""
+        try:
+            async with self._in_the_background():
+                await self._run()
+        except BaseException as error:
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            self.vitals.end(signals.redact(why))
+            if self._started.is_set() and isinstance(error, Exception):
+                signals.emit("relay.failed", incarnation=self.owner, error=why)
+            raise
+        self.vitals.end("it was told to stop")
+
+    @contextlib.asynccontextmanager
+    async def _in_the_background(self) -> AsyncIterator[None]:
+        """What goes on beside the work, whatever becomes of the database."""
+        tasks = [
+            asyncio.create_task(self.vitals.keep_beating(), name="beat"),
+            asyncio.create_task(self.sender.keep_pinging(PING_SECONDS), name="ping"),
+        ]
+        for task in tasks:
+            self.vitals.add(task)
+        self.alerts.start()
+        try:
+            yield
+        finally:
+            self.vitals.forget(tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self.alerts.stop)
+
+    async def _run(self) -> None:
         failures = 0
         office = await self._open()
         self._started.set()
@@ -112,7 +158,6 @@ class Relay:
             database=self.database.target.safe,
             brokers=[signals.redact(url) for url in self.routes.urls],
         )
-        noting = asyncio.create_task(self.sender.note_unreachable())
         try:
             while True:
                 try:
@@ -125,7 +170,6 @@ class Relay:
                 if self.stopping.is_set():
                     return
         finally:
-            noting.cancel()
             await office.close()
             await self.sender.close()
             signals.emit("relay.stopped", incarnation=self.owner, delivered=self.tally.delivered)
@@ -139,13 +183,17 @@ class Relay:
     async def drain_once(self) -> Drained:
         """Deliver what is due now and return; what is in its back-off stays for the next time."""
         before = replace(self.tally)
-        office = await self._open()
+        self.alerts.start()
         try:
-            elsewhere = await office.drain()
-        except DatabaseLost as error:
-            raise self.database.explain(error) from error
+            office = await self._open()
+            try:
+                elsewhere = await office.drain()
+            except DatabaseLost as error:
+                raise self.database.explain(error) from error
+            finally:
+                await office.close()
         finally:
-            await office.close()
+            await asyncio.to_thread(self.alerts.stop)
         now = self.tally
         return Drained(
             now.delivered - before.delivered,
@@ -153,6 +201,22 @@ class Relay:
             now.dead - before.dead,
             elsewhere,
         )
+
+    def health(self) -> Health:
+        """Whether this relay lives, and whether it can work. May be asked from any thread."""
+        unhealthy, unready = self.vitals.wrong(), []
+        office = self._office
+        if not self.vitals.started or self.stopping.is_set():
+            unready.append("the relay is stopping" if self.vitals.started else "not started yet")
+        elif self._trouble:
+            unready.append(f"database: {self._trouble}")
+        elif office is not None and (silent := office.silent_seconds()) > SILENT_SECONDS:
+            unready.append(f"database: no answer for {silent:.0f} s")
+        for url, text in self.sender.brokers_down().items():
+            unready.append(f"broker {url}: {text}")
+        if (late := self.sender.overdue(SILENT_SECONDS)) is not None:
+            unhealthy.append(f"a send to {late} does not end, though its time is over")
+        return Health(tuple(unhealthy), tuple(map(signals.redact, unready)))
 
     def report(self) -> dict[str, Any]:
         """What this relay has done so far and what stands in its way, for whoever watches."""
@@ -202,13 +266,14 @@ class Relay:
         except BaseException:
             await office.close()
             raise
-        self._office = office
+        self._office, self._trouble = office, ""
         return office
 
     async def _reopen(self, error: Exception, failures: int) -> Office:
         """The database was lost: try again with growing pauses until it is back or we must stop."""
         cause: Exception = self.database.explain(error)
         while True:
+            self._trouble = str(cause)
             pause = min(0.1 * 2.0 ** min(failures, 10), 5.0) * (0.5 + random.random() / 2)
             signals.emit("database.lost", error=str(cause), retry_in_seconds=round(pause, 3))
             with contextlib.suppress(TimeoutError):
@@ -217,8 +282,7 @@ class Relay:
                 return Office(self)
             try:
                 office = await self._open()
-            except (RoutingChanged, SchemaError) as final:
-                signals.emit("relay.failed", incarnation=self.owner, error=str(final))
+            except (RoutingChanged, SchemaError):
                 raise
             except PostroomError as again:
                 cause, failures = again, failures + 1

@@ -18,6 +18,7 @@ from typing import TypeAlias
 from postroom.brokers.base import Delivered, Outcome, Permanent, Scope, Transient, Unknown
 from postroom.messages import LANES, Message
 from postroom.retry import RetryPolicy
+from postroom.signals import redact
 
 __all__ = [
     "SETTLED",
@@ -104,7 +105,8 @@ def verdict(
     """What the outcome of a send means for its message."""
     if isinstance(outcome, Delivered):
         return SETTLED
-    code, text = storable(outcome.code, CODE_CHARACTERS), storable(outcome.text)
+    # Redacted before it is cut: half a URL would not be known for one.
+    code, text = storable(outcome.code, CODE_CHARACTERS), storable(redact(outcome.text))
     if isinstance(outcome, Permanent):
         return Bury(code, text)
     if outcome.down is not None:

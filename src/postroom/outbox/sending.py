@@ -7,13 +7,23 @@ nothing, so its messages are of unknown outcome and go out again with the same i
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from postroom import failpoints, signals
-from postroom.brokers.base import Broker, BrokerOptions, CanLookUp, Outcome, Unknown
+from postroom.brokers.base import (
+    DELIVERED,
+    Broker,
+    BrokerOptions,
+    CanLookUp,
+    Outcome,
+    Permanent,
+    Unknown,
+)
 from postroom.config import Routes
 from postroom.messages import Message
 from postroom.outbox.rules import UNSENT, Breaker, Down, Settled, Verdict, verdict
@@ -46,6 +56,9 @@ class Sender:
         self._random = randomness
         self._urls: dict[str, str | None] = {}
         self._breakers: dict[str, Breaker] = {}
+        self._sends: dict[object, tuple[str, float]] = {}
+        self._answered_at: dict[str, float] = {}
+        self.unreachable: dict[str, str] = {}
 
     # ── destinations ───────────────────────────────────────────────────────────────────────────
 
@@ -75,6 +88,27 @@ class Sender:
     def breakers(self) -> dict[str, Breaker]:
         """The destinations that are down, by their names for people."""
         return {redact(name): b for name, b in self._breakers.items() if b.retry_at is not None}
+
+    def brokers_down(self) -> dict[str, str]:
+        """The brokers that cannot take messages now, each with the reason."""
+        now = self._clock()
+        down = {redact(url): text for url, text in list(self.unreachable.items())}
+        for url in self._brokers:
+            breaker = self._breakers.get(url)
+            if breaker is not None and breaker.is_open(now):
+                down.setdefault(redact(url), redact(f"{breaker.code}: {breaker.text}"))
+        return down
+
+    def overdue(self, grace_seconds: float) -> str | None:
+        """A broker that has a send under way for longer than its timeout allows, if there is one:
+        it does not let itself be cancelled, and its lane hangs with it."""
+        limit = self._clock() - self._timeout - grace_seconds
+        late = [url for url, begun in list(self._sends.values()) if begun < limit]
+        return redact(late[0]) if late else None
+
+    def adapter(self, topic: str) -> str:
+        """Where messages of a topic go, for people: the broker's URL without its secrets."""
+        return redact(self._url(topic) or "none")
 
     def is_ordered(self, batch: Sequence[Message]) -> bool:
         """Whether this batch may go to its broker as one, later messages only after earlier."""
@@ -187,7 +221,15 @@ class Sender:
         for topic in {message.topic for message in part}:
             if (breaker := self._breakers.get(_topic(topic))) is not None:
                 breaker.admits(self._clock())
-        return self._judge(url, part, await self._outcomes(self._brokers[url], part, epoch))
+        token = object()
+        self._sends[token] = (url, self._clock())
+        try:
+            outcomes = await self._outcomes(self._brokers[url], part, epoch)
+        finally:
+            del self._sends[token]
+        if signals.heard("message.attempted"):
+            _tell_attempts(url, outcomes)
+        return self._judge(url, part, outcomes)
 
     async def _outcomes(self, broker: Broker, messages: list[Message], epoch: int) -> list[Outcome]:
         failpoints.hit("relay.send.before")
@@ -247,6 +289,8 @@ class Sender:
         for name, count in ups.items():
             if name not in downs:
                 self._is_up(name, count)
+        if answered:
+            self._answered_at[url] = self._clock()
         if url not in downs and answered:
             self._is_up(url, answered)
         return verdicts
@@ -285,8 +329,10 @@ class Sender:
                 return policy
         return RetryPolicy()
 
-    async def ping(self) -> dict[str, str]:
-        """Ask every broker whether it can be reached; returns what is wrong, by URL."""
+    async def ping(self, quiet_seconds: float = 0.0) -> dict[str, str]:
+        """Ask every broker whether it can be reached; returns what is wrong, by URL. Those that
+        have answered a send within `quiet_seconds` need not be asked."""
+        since = self._clock() - quiet_seconds
 
         async def ask(url: str, broker: Broker) -> tuple[str, str]:
             try:
@@ -296,13 +342,24 @@ class Sender:
                 return url, redact(str(error) or type(error).__name__)
             return url, ""
 
-        answers = await asyncio.gather(*(ask(*pair) for pair in self._brokers.items()))
+        answers = await asyncio.gather(
+            *(
+                ask(url, broker)
+                for url, broker in self._brokers.items()
+                if not quiet_seconds or self._answered_at.get(url, -math.inf) < since
+            )
+        )
         return {url: text for url, text in answers if text}
 
-    async def note_unreachable(self) -> None:
-        """Say at the start which brokers cannot be reached, rather than at the first message."""
-        for url, text in (await self.ping()).items():
+    async def keep_pinging(self, seconds: float) -> None:
+        """Say at the start which brokers cannot be reached, rather than at the first message; and
+        go on asking, so that it is known without messages too."""
+        self.unreachable = await self.ping()
+        for url, text in self.unreachable.items():
             self._is_down(url, Down("broker", "unreachable", text))
+        while True:
+            await asyncio.sleep(seconds)
+            self.unreachable = await self.ping(seconds)
 
     async def close(self) -> None:
         """Close every broker; a failure to close loses nothing."""
@@ -312,6 +369,27 @@ class Sender:
                     await broker.close()
             except Exception as error:
                 signals.emit("destination.unclosed", error=redact(str(error)))
+
+
+def _tell_attempts(url: str, outcomes: Sequence[Outcome]) -> None:
+    results = {"delivered": outcomes.count(DELIVERED), "transient": 0, "permanent": 0}
+    results |= {"unknown": 0, "down": 0}
+    if results["delivered"] < len(outcomes):
+        for outcome in outcomes:
+            if isinstance(outcome, Permanent):
+                results["permanent"] += 1
+            elif outcome != DELIVERED:
+                name = "unknown" if isinstance(outcome, Unknown) else "transient"
+                results["down" if getattr(outcome, "down", None) else name] += 1
+    signals.emit(
+        "message.attempted",
+        adapter=url,
+        delivered=results["delivered"],
+        transient=results["transient"],
+        permanent=results["permanent"],
+        unknown=results["unknown"],
+        down=results["down"],
+    )
 
 
 def _topic(topic: str) -> str:

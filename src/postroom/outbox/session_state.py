@@ -2,7 +2,8 @@
 
 SQLAlchemy does not offer all of this publicly on every version we support; what is private is read
 here and nowhere else: `SessionTransaction._connections` (the connections a transaction has, each
-with its Core transaction), `NestedTransaction._previous_nested`, and the `binds` of SQLAlchemy 2.0.
+with its Core transaction), `_previous_nested` and `_savepoint` of `NestedTransaction`, and the
+`binds` of SQLAlchemy 2.0.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ __all__ = [
     "begin",
     "boundary",
     "connection_of",
+    "connections",
     "engines",
     "in_foreign_savepoint",
     "joined",
     "parent_boundary",
+    "savepoints",
     "target",
     "unscoped",
     "unwrapped",
@@ -111,6 +114,22 @@ def engines(session: Session) -> set[Engine]:
     """The engines whose connections take part in the session's transaction."""
     root = session.get_transaction()
     return {connection.engine for connection, _ in _joined(root)} if root is not None else set()
+
+
+def connections(session: Session) -> list[Connection]:
+    """The connections that take part in the session's transaction."""
+    root = session.get_transaction()
+    return [connection for connection, _ in _joined(root)] if root is not None else []
+
+
+def savepoints(connection: Connection) -> frozenset[str]:
+    """The names of the savepoints that are open on a connection."""
+    names = []
+    nested: Any = connection.get_nested_transaction()
+    while nested is not None:
+        names.append(nested._savepoint)
+        nested = nested._previous_nested
+    return frozenset(names)
 
 
 def connection_of(session: Session, bind: Bind) -> Connection | None:

@@ -29,8 +29,8 @@ from postroom.databases.sqlalchemy import SQLAlchemyLink, manner_of, session_lin
 from postroom.errors import NotWritten, SeveralBinds, WouldCommitAlone
 from postroom.flow import run
 from postroom.messages import Encoded
+from postroom.outbox import counting
 from postroom.outbox import session_state as state
-from postroom.outbox import wake
 from postroom.outbox.session_state import Bind, unscoped, unwrapped
 from postroom.outbox.writing import Item, write
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, Transaction
 
 __all__ = [
-    "after_core_write",
     "before_core_write",
     "queue",
     "queued",
@@ -65,7 +64,6 @@ class _Tray:
 
     entries: list[_Entry] = field(default_factory=list)
     engine: Engine | None = None  # the one in play, where the outbox names none
-    published: bool = False
     committing: bool = False
     committed: SessionTransaction | None = None
     failed_in: SessionTransaction | None = None
@@ -76,7 +74,6 @@ class _Tray:
 
 _trays: WeakKeyDictionary[Session, _Tray] = WeakKeyDictionary()
 _guarded: WeakKeyDictionary[Connection, WeakSet[Session]] = WeakKeyDictionary()
-_stirred: WeakKeyDictionary[Connection, bool] = WeakKeyDictionary()
 
 
 def queue(session: Session, items: Iterable[Item], bind: Bind | None) -> None:
@@ -96,7 +93,6 @@ def queue(session: Session, items: Iterable[Item], bind: Bind | None) -> None:
             anchor = connection.get_nested_transaction() or connection.get_transaction()
     if bind is None:
         tray.engine = goal.engine
-    tray.published = True
     owner = state.boundary(session)
     tray.entries += [_Entry(item, goal, owner, anchor) for item in items]
     return None
@@ -116,7 +112,6 @@ def write_now(session: Session, items: Iterable[Item], bind: Bind | None) -> Non
     _write_queue(session, tray)
     if bind is None:
         tray.engine = goal.engine
-    tray.published = True
     _write(session, tray, goal, list(items))
 
 
@@ -125,25 +120,6 @@ def before_core_write(connection: Connection) -> None:
     for session in list(_guarded.get(connection, ())):
         if (tray := _trays.get(session)) is not None:
             _write_queue(session, tray)
-
-
-def after_core_write(connection: Connection) -> None:
-    """After a write on a Core connection: give a hint when it is committed."""
-    if connection not in _stirred:
-        event.listen(connection, "commit", _on_core_commit)
-        event.listen(connection, "rollback", _on_core_rollback)
-    _stirred[connection] = True
-
-
-def _on_core_commit(connection: Connection) -> None:
-    # Core tells of a commit just before it happens; for a hint that is near enough.
-    if _stirred.get(connection):
-        _stirred[connection] = False
-        wake.hint()
-
-
-def _on_core_rollback(connection: Connection) -> None:
-    _stirred[connection] = False
 
 
 def _refuse_unwritable(session: Session, goal: Bind, connection: Connection | None) -> None:
@@ -212,6 +188,7 @@ def _write(session: Session, tray: _Tray, goal: Bind, items: list[Item]) -> None
     except BaseException:
         tray.failed_in = state.boundary(session)
         raise
+    counting.written(link.connection, items)
 
 
 # What follows listens to every session of the process and cares for those with a tray.
@@ -229,6 +206,8 @@ def _before_commit(session: Session) -> None:
     if not session.in_nested_transaction():
         _write_queue(session, tray)
         tray.committing = True
+        for connection in state.connections(session):
+            counting.expect(connection)
 
 
 def _after_commit(session: Session) -> None:
@@ -240,8 +219,8 @@ def _after_commit(session: Session) -> None:
         return
     if waiting := tray.waiting():
         raise _not_written(waiting)
-    if tray.published:
-        wake.hint()
+    for connection in state.connections(session):
+        counting.certain(connection)
 
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:

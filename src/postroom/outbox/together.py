@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
-__all__ = ["Budget", "Gate", "Pulse", "Together"]
+__all__ = ["Budget", "Gate", "Pulse", "Together", "pause", "undisturbed"]
 
 A = TypeVar("A")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+async def pause(stopping: asyncio.Event, seconds: float) -> None:
+    """Sleep, but not longer than until one must stop."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stopping.wait(), seconds)
+
+
+async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """Let a statement on a shared link end by itself, though the lane that asked is cancelled: a
+    statement cut short would take the link from all the others."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
 
 
 class Together(Generic[A, R]):
@@ -84,8 +99,8 @@ class Budget:
 
     @property
     def rows(self) -> int:
-        """The rows that lanes have in memory now."""
-        return sum(rows for rows, _ in self._taken.values())
+        """The rows that lanes have in memory now; may be asked from any thread."""
+        return sum(rows for rows, _ in list(self._taken.values()))
 
     async def some(self) -> tuple[int, int]:
         """Wait until there is room, and say how much. A read brings one row at least."""

@@ -10,7 +10,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-__all__ = ["hint", "listen"]
+from postroom import signals
+
+__all__ = ["committed", "hint", "listen"]
 
 _log = logging.getLogger("postroom")
 _lock = threading.Lock()
@@ -32,6 +34,14 @@ def listen(callback: Callable[[], None]) -> Callable[[], None]:
             _callbacks = tuple(known for known in _callbacks if known is not callback)
 
     return unlisten
+
+
+def committed(count: int, *, hinted: bool = False) -> None:
+    """So many messages were committed, for certain: count them, and hint unless that was done."""
+    if count:
+        signals.emit("message.committed", count=count)
+        if not hinted:
+            hint()
 
 
 def hint() -> None:

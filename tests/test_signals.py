@@ -1,0 +1,144 @@
+"""Signals: their fields are checked, their log lines are one line, and no secret gets through."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from postroom import signals
+from postroom.ops.logs import JsonFormatter, TextFormatter
+
+CANARY = "canary-pa55"
+URL = f"postgresql://app:{CANARY}@db.example/shop"
+
+
+@pytest.fixture
+def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    found: list[tuple[str, dict[str, Any]]] = []
+    stop = signals.listen(lambda name, fields: found.append((name, fields)))
+    yield found
+    stop()
+
+
+class Log:
+    """What a handler with a formatter of the application's choice writes."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        self._out = io.StringIO()
+        self._handler = logging.StreamHandler(self._out)
+        self._handler.setFormatter(formatter)
+        self._logger = logging.getLogger("postroom")
+
+    def __enter__(self) -> "Log":
+        self._level = self._logger.level
+        self._logger.addHandler(self._handler)
+        self._logger.setLevel(logging.DEBUG)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self._handler)
+        self._logger.setLevel(self._level)
+
+    @property
+    def lines(self) -> list[str]:
+        return self._out.getvalue().splitlines()
+
+
+FORMATTERS = [TextFormatter, JsonFormatter, lambda: logging.Formatter("%(levelname)s %(message)s")]
+
+
+@pytest.mark.parametrize("fields", [{}, {"incarnation": "x", "more": 1}, {"error": "x"}])
+def test_wrong_or_missing_fields_are_an_error_where_they_are_checked(
+    fields: dict[str, Any],
+) -> None:
+    with pytest.raises(TypeError, match=r"relay\.failed"):
+        signals.emit("relay.failed", **fields)
+    signals.check_fields(False)
+    try:
+        signals.emit("relay.failed", **fields)
+    finally:
+        signals.check_fields()
+
+
+def test_an_unknown_signal_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        signals.emit("relay.fell", error="x")
+
+
+@pytest.mark.parametrize("formatter", FORMATTERS)
+def test_secrets_are_taken_out_of_fields_lists_and_lines(
+    formatter: Any, heard: list[tuple[str, dict[str, Any]]]
+) -> None:
+    with Log(formatter()) as log:
+        signals.emit("relay.started", incarnation="i", database=URL, brokers=[URL, "stdout://"])
+        signals.emit("notify.lost", error=f"host=x password={CANARY} user=y\nsecond line")
+    assert len(log.lines) == 2
+    assert CANARY not in "".join(log.lines)
+    assert CANARY not in repr(heard)
+    assert "postgresql://app:***@db.example/shop" in log.lines[0]
+
+
+@pytest.mark.parametrize("formatter", FORMATTERS)
+def test_secrets_are_taken_out_of_tracebacks(formatter: Any) -> None:
+    def fail(name: str, fields: dict[str, Any]) -> None:
+        raise ValueError(f"cannot reach {URL}")
+
+    stop = signals.listen(fail)
+    try:
+        with Log(formatter()) as log:
+            signals.emit("database.back", incarnation="i")
+    finally:
+        stop()
+    text = "\n".join(log.lines)
+    assert "a listener failed on database.back" in text
+    assert "ValueError: cannot reach postgresql://app:***@db.example/shop" in text
+    # The line of source that the traceback shows holds the name of the constant, not its value.
+    assert CANARY not in text
+
+
+def test_json_lines_hold_the_fields_of_a_signal_and_no_payload() -> None:
+    with Log(JsonFormatter()) as log:
+        signals.emit(
+            "message.held",
+            id="7",
+            topic="orders",
+            key="k",
+            lane=3,
+            status="failed",
+            attempts=2,
+            last_error_code="busy",
+            adapter="nats://a:4222",
+            delay_seconds=5.0,
+        )
+        logging.getLogger("postroom").warning("by hand: %s", URL)
+    first, second = map(json.loads, log.lines)
+    assert first["signal"] == "message.held"
+    assert (first["level"], first["logger"]) == ("WARNING", "postroom")
+    known = {"status": "failed", "attempts": 2, "last_error_code": "busy", "lane": 3}
+    known |= {"adapter": "nats://a:4222", "id": "7", "topic": "orders", "key": "k"}
+    assert known.items() <= first.items()
+    assert "signal" not in second
+    assert second["message"] == "by hand: postgresql://app:***@db.example/shop"
+
+
+def test_a_long_list_is_counted_in_the_log_and_whole_for_listeners(
+    heard: list[tuple[str, dict[str, Any]]],
+) -> None:
+    with Log(TextFormatter()) as log:
+        signals.emit(
+            "message.delivered", lane=0, status="succeeded", count=50, ages_seconds=[0.5] * 50
+        )
+    assert log.lines[0].endswith("lane=0 status=succeeded count=50 ages_seconds=[50 values]")
+    assert len(heard[0][1]["ages_seconds"]) == 50
+
+
+def test_whether_anybody_listens() -> None:
+    assert not signals.heard("message.delivered")
+    stop = signals.listen(lambda name, fields: None)
+    assert signals.heard("message.delivered")
+    stop()
+    with Log(TextFormatter()):
+        assert signals.heard("message.delivered")
