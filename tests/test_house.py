@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import typer
+from prometheus_client import CollectorRegistry
 
 import postroom
-from postroom import errors, signals
-from postroom.config import RelaySettings
+from postroom import alerts, errors, signals
+from postroom.config import AlertSettings, RelaySettings
 from postroom.databases import sql
 from postroom.databases.kinds import KINDS, WRAPPERS
+from postroom.ops import metrics
 from postroom.ops.cli import app
 from postroom.outbox.publish import Outbox
 
@@ -31,6 +33,7 @@ ROOMS = sorted(
     ".".join(("postroom", *path.parent.relative_to(SOURCE).parts))
     for path in SOURCE.rglob("queries.sql")
 )
+WATCHING = "docs/watching.md"
 LONGEST_FILE_LINES = 500
 KNOWN_IN_ROOT = {
     # What is kept.
@@ -92,7 +95,7 @@ def test_every_room_stands_on_a_floor() -> None:
 def test_importing_postroom_imports_no_driver(line: str) -> None:
     heavy = {
         "sqlalchemy", "asyncpg", "psycopg", "psycopg2", "pymysql", "asyncmy", "aiomysql",
-        "aiosqlite", "nats", "msgspec", "pydantic", "typer", "rich",
+        "aiosqlite", "nats", "msgspec", "pydantic", "typer", "rich", "prometheus_client",
     }  # fmt: skip
     code = f"{line}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
     loaded = subprocess.run(
@@ -166,11 +169,35 @@ def test_signals_are_emitted_as_they_are_declared() -> None:
     assert wrong == []
 
 
-def test_signals_have_a_level_and_stand_in_the_documentation() -> None:
-    text = page("docs/operations.md")
-    for name in {name for name, _, _ in emitted()}:
-        assert logging.getLevelName(signals.SIGNALS[name][0]).isupper()
-        assert f"`{name}`" in text, name
+def test_signals_stand_in_the_documentation_with_level_and_fields() -> None:
+    rows = re.findall(r"^\| `(\w+\.\w+)` \| (\w+) \| ([^|]+) \| [^|]+ \|$", page(WATCHING), re.M)
+    shown = {(name, level, listed) for name, level, listed in rows}
+    assert shown == {
+        (name, logging.getLevelName(level).lower(), listed)
+        for name, (level, listed) in signals.SIGNALS.items()
+    }
+
+
+def test_metrics_and_alerts_stand_in_the_documentation() -> None:
+    text, rules = page(WATCHING), page("docs/alerts/prometheus-rules.yml")
+    registry = CollectorRegistry()
+    metrics.Metrics(registry)
+    names = [f"{each.name}_total" if each.type == "counter" else each.name
+             for each in registry.collect()]  # fmt: skip
+    for name in [*names, *metrics.GAUGES]:
+        assert f"| `{name}` |" in text or name == "outbox_age_seconds", name
+    used = set(re.findall(r"\boutbox_\w+", rules))
+    assert used <= {*names, *metrics.GAUGES}
+    for name in alerts.ALERTS:
+        assert f"\n| `{name}` |" in text, name
+        assert f"\n### {name}\n" in text, name
+        assert f"#{name}\n" in rules, name
+
+
+@pytest.mark.parametrize("setting", fields(AlertSettings), ids=lambda setting: setting.name)
+def test_a_setting_of_alerts_is_explained_with_its_default(setting: Any) -> None:
+    shown = "none" if setting.default is None else setting.default
+    assert f"\n| `{setting.name}` | {shown} |" in page(WATCHING)
 
 
 # ── What the pages must say ────────────────────────────────────────────────────────────────────
@@ -214,7 +241,8 @@ def test_environment_variables_are_explained() -> None:
     named = set()
     for path in MODULES:
         named |= set(re.findall(r"\bPOSTROOM_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))
-    named = {name for name in named if not name.startswith("POSTROOM_RELAY")}  # a family
+    families = ("POSTROOM_RELAY", "POSTROOM_ALERTS")
+    named = {name for name in named if not name.startswith(families)}
     named -= {"POSTROOM_DEMO"}  # between the demo and its own processes
     assert [name for name in sorted(named) if f"`{name}`" not in page("README.md")] == []
 
