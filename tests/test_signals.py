@@ -140,5 +140,9 @@ def test_whether_anybody_listens() -> None:
     stop = signals.listen(lambda name, fields: None)
     assert signals.heard("message.delivered")
     stop()
+    stop = signals.listen(lambda name, fields: None, only=["message.held"])
+    assert signals.heard("message.held")
+    assert not signals.heard("message.delivered")
+    stop()
     with Log(TextFormatter()):
         assert signals.heard("message.delivered")

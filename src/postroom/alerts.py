@@ -31,6 +31,7 @@ ALERTS = {
     "stale_backlog": "the oldest pending message is too old",
     "lane_unowned": "lanes are worked by nobody",
 }
+HEARD = ("message.buried", "outbox.measured", "outbox.unmeasured")
 QUEUE_LIMIT = 100
 STOP_SECONDS = 5.0
 # What must be so twice in a row: a figure may be taken in the middle of a change.
@@ -93,7 +94,7 @@ class Alerts:
     def start(self) -> None:
         """Begin to listen."""
         if self._unlisten is None:
-            self._unlisten = signals.listen(self._hear)
+            self._unlisten = signals.listen(self._hear, only=HEARD)
 
     def stop(self) -> None:
         """Listen no more, and let receivers have what waits for them; not for long."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 __all__ = ["SIGNALS", "Listener", "check_fields", "emit", "heard", "listen", "redact"]
@@ -65,7 +66,7 @@ SIGNALS: dict[str, tuple[int, str]] = {
 _log = logging.getLogger("postroom")
 # A library is silent unless the application has set logging up.
 _log.addHandler(logging.NullHandler())
-_listeners: list[Listener] = []
+_listeners: list[tuple[Listener, frozenset[str] | None]] = []
 _checked = False
 LONGEST_LIST = 20
 
@@ -75,8 +76,8 @@ def emit(name: str, /, **fields: Any) -> None:
     if _checked:
         _check(name, fields)
     level = SIGNALS[name][0]
-    logged = _log.isEnabledFor(level)
-    if not logged and not _listeners:
+    logged, listeners = _log.isEnabledFor(level), _who_wants(name)
+    if not logged and not listeners:
         return
     fields = {key: _safe(value) for key, value in fields.items()}
     if logged:
@@ -85,7 +86,7 @@ def emit(name: str, /, **fields: Any) -> None:
         text = " ".join(f"{key}={value}" for key, value in shown.items())
         text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
         _log.log(level, "%s %s", name, text, extra={"postroom": {"signal": name, **shown}})
-    for listener in _listeners:
+    for listener in listeners:
         try:
             listener(name, fields)
         except Exception:
@@ -94,7 +95,7 @@ def emit(name: str, /, **fields: Any) -> None:
 
 def heard(name: str) -> bool:
     """Whether anybody would notice this signal: what only it needs can be left out otherwise."""
-    return bool(_listeners) or _log.isEnabledFor(SIGNALS[name][0])
+    return bool(_who_wants(name)) or _log.isEnabledFor(SIGNALS[name][0])
 
 
 def check_fields(wanted: bool = True) -> None:
@@ -111,7 +112,8 @@ def _check(name: str, fields: dict[str, Any]) -> None:
 
 def _safe(value: Any) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        # Names and addresses come again and again; an error's text hardly does.
+        return _safe_name(value) if len(value) <= 200 else redact(value)
     if isinstance(value, list) and value and isinstance(value[0], str):
         return [redact(each) for each in value]
     return value
@@ -123,10 +125,16 @@ def _short(value: Any) -> Any:
     return value
 
 
-def listen(listener: Listener) -> Callable[[], None]:
-    """Call `listener(name, fields)` for every signal; returns a function that ends it."""
-    _listeners.append(listener)
-    return lambda: _listeners.remove(listener) if listener in _listeners else None
+def listen(listener: Listener, only: Iterable[str] | None = None) -> Callable[[], None]:
+    """Call `listener(name, fields)` for every signal, or for those named in `only`; returns a
+    function that ends it."""
+    entry = (listener, None if only is None else frozenset(only))
+    _listeners.append(entry)
+    return lambda: _listeners.remove(entry) if entry in _listeners else None
+
+
+def _who_wants(name: str) -> list[Listener]:
+    return [listener for listener, only in _listeners if only is None or name in only]
 
 
 # Up to the last @ of the word: a password may hold one itself, or a slash.
@@ -138,6 +146,11 @@ _OPTION = re.compile(
 _BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.+/=~-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 _DATABASES = ("postgres", "mysql", "mariadb", "sqlite")
+
+
+@lru_cache(maxsize=1000)
+def _safe_name(text: str) -> str:
+    return redact(text)
 
 
 def redact(text: str) -> str:

@@ -131,8 +131,7 @@ class Metrics:
             ["result"],
             registry=registry,
         )
-        for result in RESULTS:
-            self.attempts.labels(result)
+        self._results = {result: self.attempts.labels(result) for result in RESULTS}
         self.age = _Ages(
             "outbox_age_seconds",
             "From creation until the broker's yes was written down.",
@@ -157,9 +156,9 @@ class Metrics:
         self.enqueued.inc(fields["count"])
 
     def _attempted(self, fields: dict[str, Any]) -> None:
-        for result in RESULTS:
+        for result, counter in self._results.items():
             if fields[result]:
-                self.attempts.labels(result).inc(fields[result])
+                counter.inc(fields[result])
 
     def _delivered(self, fields: dict[str, Any]) -> None:
         self.sent.inc(fields["count"])
@@ -198,6 +197,7 @@ _REACTIONS: dict[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "outbox.measured": Metrics._measured,
     "outbox.unmeasured": Metrics._unmeasured,
 }
+HEARD = frozenset(_REACTIONS) | {signal for signal, _ in EVENTS.values()}
 _lock = threading.Lock()
 _installed: Metrics | None = None
 
@@ -208,7 +208,7 @@ def install() -> Metrics:
     with _lock:
         if _installed is None:
             _installed = Metrics()
-            signals.listen(_installed)
+            signals.listen(_installed, only=HEARD)
         return _installed
 
 

@@ -446,5 +446,8 @@ class _Batch:
                 lane=self.lane.fence.lane,
                 status="succeeded",
                 count=len(change.delivered),
-                ages_seconds=[max(now - m.created_us, 0) / 1e6 for m in change.delivered],
+                ages_seconds=[
+                    age / 1e6 if (age := now - message.created_us) > 0 else 0.0
+                    for message in change.delivered
+                ],
             )

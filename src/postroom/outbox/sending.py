@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 from postroom import failpoints, signals
 from postroom.brokers.base import (
