@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +134,18 @@ def test_a_long_list_is_counted_in_the_log_and_whole_for_listeners(
         )
     assert log.lines[0].endswith("lane=0 status=succeeded count=50 ages_seconds=[50 values]")
     assert len(heard[0][1]["ages_seconds"]) == 50
+
+
+def test_a_long_text_costs_no_more_than_its_length() -> None:
+    def seconds(text: str) -> float:
+        begun = time.process_time()
+        signals.redact(text)
+        return time.process_time() - begun
+
+    for unit in ("x", "é", "token = ", "word "):
+        few, many = unit * (20_000 // len(unit)), unit * (200_000 // len(unit))
+        assert seconds(many) < 40 * seconds(few) + 0.5, unit
+    assert signals.redact("9" * 50 + f"x9nats://u:{CANARY}@h").endswith("nats://u:***@h")
 
 
 def test_whether_anybody_listens() -> None:

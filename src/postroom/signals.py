@@ -137,10 +137,11 @@ def _who_wants(name: str) -> list[Listener]:
     return [listener for listener, only in _listeners if only is None or name in only]
 
 
-# Up to the last @ of the word: a password may hold one itself, or a slash.
-_USERINFO = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<who>[^\s'\"<>,]*)@")
+# Up to the last @ of the word: a password may hold one itself, or a slash. A scheme is short and an
+# option begins where its word does, so that a long text costs no more than its length.
+_USERINFO = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]{0,30})://(?P<who>[^\s'\"<>,]*)@")
 _OPTION = re.compile(
-    r"(?i)(?P<name>[\w-]*(?:passw(?:or)?d|passfile|pwd|secret|token|api[-_]?key|access[-_]?key)[\w-]*)"
+    r"(?i)(?<![\w-])(?P<name>[\w-]*(?:passw(?:or)?d|passfile|pwd|secret|token|api[-_]?key|access[-_]?key)[\w-]*)"
     r"(?P<sep>['\"]?\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)"
 )
 _BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.+/=~-]+")

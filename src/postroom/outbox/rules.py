@@ -106,7 +106,8 @@ def verdict(
     if isinstance(outcome, Delivered):
         return SETTLED
     # Redacted before it is cut: half a URL would not be known for one.
-    code, text = storable(outcome.code, CODE_CHARACTERS), storable(redact(outcome.text))
+    text = storable(redact(outcome.text[: 4 * ERROR_CHARACTERS]))
+    code = storable(outcome.code, CODE_CHARACTERS)
     if isinstance(outcome, Permanent):
         return Bury(code, text)
     if outcome.down is not None:
