@@ -21,6 +21,7 @@ from postroom.errors import RoutingChanged, SchemaError
 from postroom.messages import LANES, Message
 from postroom.outbox import wake
 from postroom.outbox.lane import Lane, LaneLost
+from postroom.outbox.pruning import prune
 from postroom.outbox.rules import Horizon, Leftover, fair_share
 from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
 from postroom.outbox.together import Budget, Gate, Pulse, Together, pause, undisturbed
@@ -33,8 +34,6 @@ __all__ = ["Office"]
 
 SCHEMA_VERSION = 2
 KIND = "relay"
-PRUNE_ROWS = 5000
-PRUNE_ROUNDS = 100
 
 
 class Office:
@@ -369,34 +368,14 @@ class Office:
     async def _prune_or_say(self, stopping: asyncio.Event) -> None:
         """A prune that fails is said, and tried again later: it must not keep messages waiting."""
         try:
-            await self._prune(stopping)
+            beat = self.relay.vitals.beat
+            await prune(self._house, self.settings, stopping, lambda: beat("keep house"))
         except DatabaseLost as error:
             signals.emit("prune.failed", error=str(self.relay.database.explain(error)))
             self._links.remove(self._house)
             idle = self.settings.lease_seconds / 3
             self._house = await self.relay.database.connect(idle_seconds=idle)
             self._links.append(self._house)
-
-    async def _prune(self, stopping: asyncio.Event) -> None:
-        settings, ask = self.settings, self._house.query
-        await ask(ROOM, "archive_days")
-        for name, keep in (
-            ("prune_archive", settings.keep_delivered_seconds),
-            ("prune_overflow", settings.keep_delivered_seconds),
-            ("prune_dedup", settings.keep_dedup_seconds),
-            ("prune_dead", settings.keep_dead_seconds),
-            ("prune_jobs", settings.keep_dead_seconds),
-            ("prune_inbox", settings.keep_inbox_seconds),
-        ):
-            for _ in range(PRUNE_ROUNDS):
-                self.relay.vitals.beat("keep house")
-                ((gone,),) = await ask(ROOM, name, keep_seconds=int(keep), rows=PRUNE_ROWS)
-                if not gone or stopping.is_set():
-                    break
-        await ask(ROOM, "workers_forget")
-        ((overflow,),) = await ask(ROOM, "archive_overflow")
-        if overflow:
-            signals.emit("archive.overflow", count=overflow)
 
     # ── what lanes ask for (lane.Desk) ─────────────────────────────────────────────────────────
 

@@ -1,0 +1,40 @@
+"""Deleting what is finished and old, in small steps, beside the work of a relay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from postroom import signals
+from postroom.config import RelaySettings
+from postroom.databases.database import WorkerLink
+from postroom.outbox.store import ROOM
+
+__all__ = ["prune"]
+
+PRUNE_ROWS = 5000
+PRUNE_ROUNDS = 100
+
+
+async def prune(
+    link: WorkerLink, settings: RelaySettings, stopping: asyncio.Event, beat: Callable[[], None]
+) -> None:
+    """Everything once; `beat` is called between two steps, for whoever watches that it goes on."""
+    await link.query(ROOM, "archive_days")
+    for name, keep in (
+        ("prune_archive", settings.keep_delivered_seconds),
+        ("prune_overflow", settings.keep_delivered_seconds),
+        ("prune_dedup", settings.keep_dedup_seconds),
+        ("prune_dead", settings.keep_dead_seconds),
+        ("prune_jobs", settings.keep_dead_seconds),
+        ("prune_inbox", settings.keep_inbox_seconds),
+    ):
+        for _ in range(PRUNE_ROUNDS):
+            beat()
+            ((gone,),) = await link.query(ROOM, name, keep_seconds=int(keep), rows=PRUNE_ROWS)
+            if not gone or stopping.is_set():
+                break
+    await link.query(ROOM, "workers_forget")
+    ((overflow,),) = await link.query(ROOM, "archive_overflow")
+    if overflow:
+        signals.emit("archive.overflow", count=overflow)
