@@ -80,6 +80,8 @@ def test_undelivered_messages_are_not_lost(site: Site) -> None:
     assert "[X] 0001_core" in site.manage("showmigrations", "postroom")
     site.manage("place", "2")  # nothing is left locked
 
+    # Django takes one version back after the other, so the newer tables are gone already.
+    site.manage("migrate", "-v0")
     site.manage("postroom", "relay", "--once", "--broker", "stdout://")
     site.manage("migrate", "postroom", "zero", "-v0")
     assert site.run("postroom", "db", "check").returncode == 1

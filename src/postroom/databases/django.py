@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from postroom.databases.kinds import link_of
@@ -66,19 +67,32 @@ class DjangoLink:
                 connection.rollback_exc = error
             raise
 
-    def after_commit(self, call: Callable[[], None]) -> None:
-        """Have this called once the transaction is committed; once, however often it is asked for.
+    def after_commit(self, number: int, tell: Callable[[int], None]) -> None:
+        """Have `tell` called with how many were published, once their transaction is committed.
 
-        An earlier request will do if it stands in no savepoint but those around this one. So each
-        block of a `TestCase`, which Django runs as a savepoint, has its own, as it will have later.
+        What shares a fate shares a call: there is one for the transaction, and one for each
+        savepoint in it that published anything.
         """
         connection = self.connection
         if not connection.in_atomic_block:
             return  # commits by hand, which Django tells nobody of
         around = set(connection.savepoint_ids)
-        known = connection.run_on_commit
-        if not any(each is call and sids <= around for sids, each, *_ in known):
-            connection.on_commit(call)
+        for savepoints, call, *_ in reversed(connection.run_on_commit):
+            if isinstance(call, _Count) and savepoints == around:
+                call.number += number
+                return
+        connection.on_commit(_Count(number, tell))
+
+
+@dataclass(eq=False, slots=True)
+class _Count:
+    """How many messages one savepoint, or the transaction around all, has published so far."""
+
+    number: int
+    tell: Callable[[int], None]
+
+    def __call__(self) -> None:
+        self.tell(self.number)
 
 
 def _itself(connection: Any) -> Any:

@@ -9,6 +9,9 @@ DELETE FROM postroom.dead_letter;
 DELETE FROM postroom.archive;
 DELETE FROM postroom.dedup;
 DELETE FROM postroom.lane_batch;
+
+-- name: empty_people
+-- The same for what version 2 added.
 DELETE FROM postroom.inbox;
 DELETE FROM postroom.job_item;
 DELETE FROM postroom.job;

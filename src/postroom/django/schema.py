@@ -100,8 +100,10 @@ def empty_after_flush(*, using: str, **details: Any) -> None:
 
     connection = connections[using]
     testing = hasattr(getattr(utils, "_TestState", None), "saved_data")
-    if testing and connection.vendor in DIALECTS and _version(connection):
+    if testing and connection.vendor in DIALECTS and (version := _version(connection)):
         DjangoLink(connection).execute(Statement("postroom.django", "empty"))
+        if version > 1:
+            DjangoLink(connection).execute(Statement("postroom.django", "empty_people"))
 
 
 def _concerns(connection: Any, app_label: str) -> bool:

@@ -7,7 +7,6 @@ import datetime as dt
 import uuid
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from postroom.databases.caller import refuse_alone
@@ -245,8 +244,7 @@ def _write(kind: Kind, connection: Any, items: list[Item]) -> None:
         link = _write_on(kind, connection, items)
         if kind.library == "django":
             number = sum(not item.published.duplicate for item in items)
-            link.after_commit(wake.hint)
-            link.after_commit(partial(wake.committed, number, hinted=True))
+            link.after_commit(number, wake.committed)
 
 
 def _write_on(kind: Kind, connection: Any, items: list[Item]) -> Any:
