@@ -4,6 +4,7 @@ import asyncio
 import datetime as dt
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,6 @@ from postroom import Outbox, Relay
 from postroom.brokers.base import Permanent, Transient
 from postroom.brokers.memory import MemoryBroker
 from postroom.databases import migrate
-from postroom.databases.kinds import kind_of
 from postroom.errors import ConfigurationError, Refused, WrongCall
 from postroom.testing import (
     Clock,
@@ -45,7 +45,7 @@ async def opened(door: Door, stage: Stage) -> AsyncIterator[Open]:
 async def seen(opened: Open, type: str | None = None) -> list[Posted]:
     if opened.is_async:
         return await published_async(opened.tx, type)
-    return published(opened.tx, type)
+    return await opened.call(published, opened.tx, type)
 
 
 def soon(**how: float) -> dt.datetime:
@@ -110,22 +110,18 @@ async def test_an_open_transaction_is_drained_on_itself(opened: Open, stage: Sta
     await opened.publish(outbox, 10, type="late", deliver_at=soon(hours=1))
     await opened.publish(outbox, 11, type="due", deliver_at=soon(hours=-1))
     await opened.publish(outbox, 12, type="expired", expires_at=soon(hours=-1))
-    take = drain_async if opened.is_async else _async_drain
-    assert [each.payload for each in await take(opened.tx)] == [0, 1, 2, 11]
-    assert await take(opened.tx) == []
+    take = partial(opened.call, drain_async if opened.is_async else drain, opened.tx)
+    assert [each.payload for each in await take()] == [0, 1, 2, 11]
+    assert await take() == []
     clock = Clock(opened.tx)
     if opened.is_async:
         await clock.advance_async(3601)
     else:
-        clock.advance(3601)
-    assert [each.payload for each in await take(opened.tx)] == [10]
+        await opened.call(clock.advance, 3601)
+    assert [each.payload for each in await take()] == [10]
     assert await seen(opened) == []
     await opened.rollback()
     assert stage.messages() == stage.messages("delayed") == []
-
-
-async def _async_drain(tx: object) -> list[Posted]:
-    return drain(tx)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,7 @@ async def test_what_an_async_session_has_queued_is_seen(opened: Open, stage: Sta
     "door", [d for d in {x.kind: x for x in DOORS}.values() if "sync" in d.kind.lower()], ids=str
 )
 async def test_the_wrong_call_is_named(opened: Open) -> None:
-    if not kind_of(opened.tx).is_async:
+    if not opened.is_async:
         pytest.fail("not an asynchronous kind")
     for call, right in ((published, "published_async"), (drain, "drain_async")):
         with pytest.raises(WrongCall, match=f"await {right}"):

@@ -11,7 +11,7 @@ import uuid
 from typing import Any
 
 from postroom.brokers.memory import MemoryBroker
-from postroom.databases.kinds import kind_of
+from postroom.databases.kinds import bare, kind_of
 from postroom.errors import Refused
 from postroom.flow import Flow, Row, Rows, Statement
 from postroom.outbox.relay import Relay
@@ -44,6 +44,7 @@ async def drain_async(
     if isinstance(where, str):
         return await _drain(where, broker, settings)
     _refuse_settings(broker, settings)
+    where = bare(where)
     kind = kind_of(where)
     if kind.is_session and kind.is_async:
         from postroom.outbox import sessions

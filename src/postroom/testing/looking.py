@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from postroom.databases.kinds import kind_of
+from postroom.databases.kinds import bare, kind_of
 from postroom.flow import Flow, Row, Statement
 from postroom.messages import Encoded, Message
 from postroom.outbox import writing
@@ -131,6 +131,7 @@ def see() -> Flow[list[Posted]]:
 
 
 def _queued(tx: Any) -> list[Posted]:
+    tx = bare(tx)
     if not kind_of(tx).is_session:
         return []
     from postroom.outbox import sessions

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
-from postroom.databases.kinds import kind_of
+from postroom.databases.kinds import bare, kind_of
 from postroom.errors import WrongCall
 from postroom.flow import Flow, run, run_async
 
@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 def on_connection(tx: Any, flow: Flow[T], call: str) -> T:
     """Carry a flow out on a synchronous session or connection; `call` is named to others."""
+    tx = bare(tx)
     kind = kind_of(tx)
     if kind.is_async:
         flow.close()
@@ -28,6 +29,7 @@ def on_connection(tx: Any, flow: Flow[T], call: str) -> T:
 
 async def on_connection_async(tx: Any, flow: Flow[T]) -> T:
     """Carry a flow out on any session or connection."""
+    tx = bare(tx)
     kind = kind_of(tx)
     if not kind.is_async:
         return run(flow, kind.link(tx))
