@@ -148,7 +148,12 @@ def test_a_long_text_costs_no_more_than_its_length() -> None:
     assert signals.redact("9" * 50 + f"x9nats://u:{CANARY}@h").endswith("nats://u:***@h")
 
 
-def test_whether_anybody_listens() -> None:
+def test_whether_anybody_listens(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Whatever other tests have left: no listener, and a log that cares for warnings alone.
+    monkeypatch.setattr(signals, "_listeners", [])
+    caplog.set_level(logging.WARNING, logger="postroom")
     assert not signals.heard("message.delivered")
     stop = signals.listen(lambda name, fields: None)
     assert signals.heard("message.delivered")
