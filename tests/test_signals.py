@@ -120,6 +120,7 @@ def test_json_lines_hold_the_fields_of_a_signal_and_no_payload() -> None:
     assert (first["level"], first["logger"]) == ("WARNING", "postroom")
     known = {"status": "failed", "attempts": 2, "last_error_code": "busy", "lane": 3}
     known |= {"adapter": "nats://a:4222", "id": "7", "topic": "orders", "key": "k"}
+    known |= {"idempotency_key": "7"}
     assert known.items() <= first.items()
     assert "signal" not in second
     assert second["message"] == "by hand: postgresql://app:***@db.example/shop"

@@ -43,8 +43,10 @@ class JsonFormatter(logging.Formatter):
         }
         fields = getattr(record, "postroom", None)
         if isinstance(fields, dict):
-            # What a record has of its own wins, whatever a signal's field is called.
-            document = {**fields, **document}
+            # What a record has of its own wins, whatever a signal's field is called. A message's id
+            # is the key under which whoever receives it applies it once.
+            key = {"idempotency_key": fields["id"]} if "id" in fields else {}
+            document = {**key, **fields, **document}
         if record.exc_info and not record.exc_text:
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:
