@@ -448,7 +448,7 @@ async def test_roles_may_do_their_work_and_no_more(
     for statement in ALLOWED[role]:
         if _fits(statement, owner.dialect):
             member.run(statement)
-    denied = (psycopg.errors.InsufficientPrivilege, pymysql.err.OperationalError)
+    denied = (psycopg.errors.InsufficientPrivilege, pymysql.OperationalError)
     for statement in DENIED[role]:
         with pytest.raises(denied, match=r"denied|must be owner"):
             member.run(statement)
