@@ -70,7 +70,7 @@ def relaying(url: str, broker: str = "call:receivers:take", **how: Any) -> Itera
 def test_lanes_are_paused_and_go_on(here: Here, database_url: str) -> None:
     url = ("--database", database_url)
     publish(database_url)
-    with relaying(database_url) as relay:
+    with relaying(database_url):
         eventually(lambda: all(lane["owner"] for lane in said(here, "lanes", "list", *url)))
         told = said(here, "lanes", "pause", LANE, "--reason", "broker moves", *url)
         assert told == {"lane": int(LANE), "paused": True, "changed": True, "sending": False}
@@ -79,7 +79,7 @@ def test_lanes_are_paused_and_go_on(here: Here, database_url: str) -> None:
         lanes = said(here, "lanes", "list", *url)
         (paused,) = [lane for lane in lanes if lane["paused"]]
         assert (paused["lane"], paused["pending"]) == (int(LANE), 1)
-        assert paused["owner_name"] == relay.name
+        assert paused["owner"] is None, "it was taken from the relay, lest that send what it read"
         assert paused["oldest_seconds"] > 0
         shown = here("lanes", "list", *url)
         assert "paused" in shown.stdout
@@ -223,32 +223,53 @@ def writable(url: str) -> bool:
     return True
 
 
-def test_a_relay_that_has_read_it_finds_its_fence_gone(here: Here, database_url: str) -> None:
-    """The relay is stopped between its read and the journal; the message is taken back then."""
-    url = ("--database", database_url)
-    postgresql = database_url.startswith("postgresql")
-    point = "sql.journal_write.before" if postgresql else "sql.read_lane.after"
+@contextmanager
+def stopped_after_its_read(url: str) -> Iterator[tuple[str, str, str, threading.Event]]:
+    """A relay that stands still between its read and the journal, having read two messages: the id
+    and content of the first, the content of the second, and what lets the relay go on."""
+    point = "sql.journal_write.before" if url.startswith("postgresql") else "sql.read_lane.after"
     has_read, go_on = threading.Event(), threading.Event()
 
     def stop() -> None:
-        if not has_read.is_set() and writable(database_url):
+        if not has_read.is_set() and writable(url):
             has_read.set()
             go_on.wait(20)
 
-    publish(database_url)
-    with relaying(database_url, lease_seconds=30):
+    publish(url)
+    with relaying(url, lease_seconds=30):
         failpoints.arm(point, stop)
-        # Where the relay was inside a transaction of its own, the next message will do.
+        # Where the relay was inside a transaction of its own, the next messages will do.
         for number in range(20):
-            wanted, unwanted = f"wanted {number}", f"unwanted {number}"
-            id, _ = publish(database_url, draft(unwanted), draft(wanted))
+            first, second = f"first {number}", f"second {number}"
+            id, _ = publish(url, draft(first), draft(second))
             if has_read.wait(2):
                 break
-        done = said(here, "messages", "cancel", id, "--reason", "typo", *url)
+        yield id, first, second, go_on
+        go_on.set()
+
+
+def test_a_relay_that_has_read_it_finds_its_fence_gone(here: Here, database_url: str) -> None:
+    with stopped_after_its_read(database_url) as (id, unwanted, wanted, go_on):
+        done = said(here, "messages", "cancel", id, "--reason", "x", "--database", database_url)
         assert not done["may_have_arrived"]
         go_on.set()
         eventually(lambda: wanted in arrived())
     assert unwanted not in arrived()
+
+
+def test_a_paused_lane_sends_nothing_of_what_was_read_before(here: Here, database_url: str) -> None:
+    url = ("--database", database_url)
+    with stopped_after_its_read(database_url) as (_, first, second, go_on):
+        told = said(here, "lanes", "pause", LANE, *url)
+        assert not told["sending"]
+        before = arrived()
+        go_on.set()
+        # Its fence is gone: it says so, and the lane stays without an owner.
+        publish(database_url, draft("elsewhere", key="another"))
+        eventually(lambda: "elsewhere" in arrived())
+        assert [what for what in arrived() if what != "elsewhere"] == before
+        said(here, "lanes", "resume", LANE, *url)
+        eventually(lambda: {first, second} <= set(arrived()))
 
 
 def test_messages_taken_back_under_load_do_not_arrive(here: Here, database_url: str) -> None:

@@ -168,21 +168,15 @@ async def pause(
             changed = await link.transact(repairs.set_paused(lane, True, who=operator(), why=why))
             told.append({"lane": lane, "paused": True, "changed": changed, "sending": False})
         give_up_at = time.monotonic() + wait_seconds
-        # A relay looks for what has changed once a second, and ends the batch it is at.
-        quiet_since = {one["lane"]: time.monotonic() for one in told}
-        while waiting := [lane for lane, at in quiet_since.items() if time.monotonic() - at < 2.5]:
-            for lane in waiting:
-                ((owner, _),) = await link.query(repairs.ROOM, "lane_now", lane=lane)
-                ((sending,),) = await link.query(repairs.ROOM, "lane_sending", lane=lane)
-                if owner is None:
-                    quiet_since[lane] = 0.0
-                elif sending:
-                    quiet_since[lane] = time.monotonic()
+        waiting = told
+        while waiting := [
+            one for one in waiting if not await link.transact(repairs.still(one["lane"]))
+        ]:
             if time.monotonic() > give_up_at:
-                for one in told:
-                    one["sending"] = one["lane"] in waiting
                 break
             await asyncio.sleep(0.1)
+        for one in waiting:
+            one["sending"] = True
     return told
 
 

@@ -15,7 +15,16 @@ from postroom.errors import Refused
 from postroom.flow import Flow, Statement, Value
 from postroom.messages import lane_of
 
-__all__ = ["ROOM", "Cancelled", "cancel", "release_key", "release_lane", "set_paused", "skip_key"]
+__all__ = [
+    "ROOM",
+    "Cancelled",
+    "cancel",
+    "release_key",
+    "release_lane",
+    "set_paused",
+    "skip_key",
+    "still",
+]
 
 ROOM = __package__ or "postroom.ops.repairs"
 # How a waiting message is kept as a letter and taken from where it is.
@@ -57,6 +66,18 @@ def set_paused(lane: int, paused: bool, *, who: str, why: str | None) -> Flow[bo
     yield _query("pause_lane" if paused else "resume_lane", lane=lane)
     yield _audit(who, "lanes.pause" if paused else "lanes.resume", f"lane {lane}", why)
     return True
+
+
+def still(lane: int) -> Flow[bool]:
+    """Whether a paused lane has come to rest: nothing of it is under way, and nothing will be.
+
+    Its relay may have read messages before it noticed the pause, so it is taken from it too.
+    """
+    yield from letters.lock_lanes([lane])
+    ((sending,),) = yield _query("lane_sending", lane=lane)
+    if not sending:
+        yield _query("yield_lane", lane=lane)
+    return not sending
 
 
 def release_lane(lane: int, *, who: str, why: str | None) -> Flow[bool]:
