@@ -1,6 +1,5 @@
 """The relay on a good day: what is committed arrives, in order, and leaves what it should."""
 
-import asyncio
 import datetime as dt
 from contextlib import closing
 
@@ -243,11 +242,10 @@ async def test_another_schema_version_is_refused(post: Post, version: str, remed
 async def test_a_paused_lane_is_not_worked_until_it_is_resumed(post: Post) -> None:
     lane = lane_of("orders", "k", "")
     flowing = next(f"o{n}" for n in range(99) if lane_of("orders", f"o{n}", "") != lane)
-    async with post.relay(lease_seconds=3.2):
+    async with post.relay(lease_seconds=3.2) as relay:
         await eventually_async(lambda: None not in post.owners().values())
         await post.change("UPDATE {p}lane SET paused = %s WHERE lane = %s", True, lane)
-        # The relay looks at least once a second.
-        await asyncio.sleep(2)
+        await eventually_async(lambda: relay._office and relay._office._lanes[lane][0].paused)
         await post.put(note("k", 1))
         for n in range(5):
             await post.put(note(flowing, n))
