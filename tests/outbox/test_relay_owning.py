@@ -11,7 +11,9 @@ from relaying import Post, by_key, first_by_key, note
 
 from helpers import eventually_async
 from postroom.brokers.base import Transient
+from postroom.databases.database import DatabaseLost
 from postroom.messages import LANES, Message, lane_of
+from postroom.outbox.office import Office
 from postroom.outbox.relay import Relay
 from postroom.outbox.together import Budget
 from postroom.retry import RetryPolicy
@@ -166,6 +168,29 @@ async def test_it_outlives_a_restart_of_the_database_and_of_the_broker(
         await eventually_async(post.empty, 30)
     assert first_by_key(post.broker.messages) == {f"k{k}": list(range(k, 100, 5)) for k in range(5)}
     assert not post.count("dead_letter")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+async def test_a_database_that_dies_during_a_prune_is_a_lost_database(
+    post: Post, request: pytest.FixtureRequest
+) -> None:
+    """The relay tries again then, as after any other loss; it did not when its prune met it."""
+    server: Server = request.getfixturevalue(
+        {"postgresql": "postgres", "mariadb": "mariadb"}[post.dialect]
+    )
+    server.require_private()
+    relay = post.relay()
+    office = Office(relay)
+    await office.open()
+    try:
+        post.forget_look()
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(DatabaseLost):
+            await office._prune_or_say(relay.stopping)
+        await asyncio.to_thread(server.start)
+    finally:
+        await office.close()
+    assert post.of("prune.failed")
 
 
 def open_transactions(post: Post) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import postroom
 from postroom import failpoints, signals
 from postroom.databases.database import DatabaseLost, WorkerLink
-from postroom.errors import RoutingChanged, SchemaError
+from postroom.errors import PostroomError, RoutingChanged, SchemaError
 from postroom.messages import LANES, Message
 from postroom.outbox import wake
 from postroom.outbox.lane import Lane, LaneLost
@@ -75,9 +75,8 @@ class Office:
 
     async def open(self) -> None:
         """Connect, and check that schema and routes are what this relay was made for."""
-        idle = self.settings.lease_seconds / 3
         for _ in range(4):
-            self._links.append(await self.relay.database.connect(idle_seconds=idle))
+            self._links.append(await self._connect())
         self._reader, self._writer, self._control, self._house = self._links
         await self._check_schema()
         await self._check_routes()
@@ -85,6 +84,9 @@ class Office:
         keep = str(int(self.settings.keep_delivered_seconds))
         await self._control.query(ROOM, "meta_write", item="keep_delivered_seconds", value=keep)
         await self._set_clock()
+
+    async def _connect(self) -> WorkerLink:
+        return await self.relay.database.connect(idle_seconds=self.settings.lease_seconds / 3)
 
     async def _check_schema(self) -> None:
         found, oldest = [
@@ -372,10 +374,15 @@ class Office:
             await prune(self._house, self.settings, stopping, lambda: beat("keep house"))
         except DatabaseLost as error:
             signals.emit("prune.failed", error=str(self.relay.database.explain(error)))
-            self._links.remove(self._house)
-            idle = self.settings.lease_seconds / 3
-            self._house = await self.relay.database.connect(idle_seconds=idle)
-            self._links.append(self._house)
+            await self._reconnect_house()
+
+    async def _reconnect_house(self) -> None:
+        try:
+            fresh = await self._connect()
+        except PostroomError as error:
+            raise DatabaseLost(str(error)) from error
+        self._links[self._links.index(self._house)] = fresh
+        self._house = fresh
 
     # ── what lanes ask for (lane.Desk) ─────────────────────────────────────────────────────────
 
