@@ -90,7 +90,7 @@ def test_list_shows_what_waits(here: Here, database_url: str, everywhere: dict[s
         (("--since", "2031-01-01"), set()),
         (("Grüße", "--state", "delayed"), {"delayed"}),
     ],
-    ids=str,
+    ids=lambda given: " ".join(sorted(given) if isinstance(given, set) else given) or "nothing",
 )
 def test_find_looks_everywhere(
     here: Here,
