@@ -45,6 +45,9 @@ class Child:
             return False
         return text.rpartition(")")[2].split()[0] in "Tt"
 
+    def stands_or_ended(self) -> bool:
+        return self.is_stopped() or self.code is not None
+
     def send(self, number: signal.Signals) -> None:
         if self.code is None:
             with suppress(ProcessLookupError):  # it may go by itself

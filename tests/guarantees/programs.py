@@ -37,6 +37,7 @@ from postroom.retry import RetryPolicy
 
 FILE = "file://record"
 POISONED = 66
+BUSY = Transient("busy", "only the first time")
 
 
 class Record:
@@ -47,6 +48,15 @@ class Record:
 
     def write(self, *values: Any) -> None:
         os.write(self._file, json.dumps(values).encode() + b"\n")
+
+
+def is_first(mark: str) -> bool:
+    """Whether nobody has asked with this mark before, in any process."""
+    try:
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
 
 class FileBroker:
@@ -76,23 +86,41 @@ class FileBroker:
                 os._exit(POISONED)
             case "permanent":
                 return Permanent("refused", "it says so itself")
-            case "transient" if self._is_first(message.id):
-                return Transient("busy", "only the first time")
+            case "transient" if is_first(f"{self._marks}.{message.id}"):
+                return BUSY
         self._record.write(message.id, message.key, content["n"], epoch, os.getpid())
         return DELIVERED
-
-    def _is_first(self, id: str) -> bool:
-        try:
-            os.close(os.open(f"{self._marks}.{id}", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
 
     async def ping(self) -> None:
         """It is always there."""
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+class BusyOnce:
+    """Another broker, behind one that is busy the first time a payload says `transient`."""
+
+    def __init__(self, behind: Broker, marks: str) -> None:
+        self.capabilities = behind.capabilities
+        self._behind = behind
+        self._marks = marks
+
+    async def send(self, batch: Sequence[Message], *, epoch: int = 0) -> list[Outcome]:
+        busy = {message.id for message in batch if self._is_busy(message)}
+        passed = [message for message in batch if message.id not in busy]
+        outcomes = iter(await self._behind.send(passed, epoch=epoch) if passed else ())
+        return [BUSY if message.id in busy else next(outcomes) for message in batch]
+
+    def _is_busy(self, message: Message) -> bool:
+        says_so = b"transient" in message.payload
+        return says_so and is_first(f"{self._marks}.{message.id}")
+
+    async def ping(self) -> None:
+        await self._behind.ping()
+
+    async def close(self) -> None:
+        await self._behind.close()
 
 
 # ── The relay ──────────────────────────────────────────────────────────────────────────────────
@@ -103,6 +131,7 @@ def relay(
     *,
     record: str | None = None,
     nats: str | None = None,
+    marks: str = "",
     delay_seconds: float = 0.0,
     gate: str | None = None,
     settings: dict[str, Any],
@@ -113,7 +142,7 @@ def relay(
     if clock_skew_seconds:
         true = time.time
         time.time = lambda: true() + clock_skew_seconds
-    asyncio.run(_relay(url, record, nats, delay_seconds, gate, settings))
+    asyncio.run(_relay(url, record, nats, marks, delay_seconds, gate, settings))
     return 0
 
 
@@ -121,14 +150,18 @@ async def _relay(
     url: str,
     record: str | None,
     nats: str | None,
+    marks: str,
     delay_seconds: float,
     gate: str | None,
     settings: dict[str, Any],
 ) -> None:
     brokers: dict[str, Broker] = {}
     if nats:
-        timeout = settings["send_timeout_seconds"]
-        brokers[nats] = open_broker(nats, BrokerOptions(send_timeout_seconds=timeout))
+        # The source tells which process has sent a message.
+        options = BrokerOptions(
+            send_timeout_seconds=settings["send_timeout_seconds"], source=f"/{os.getpid()}"
+        )
+        brokers[nats] = BusyOnce(open_broker(nats, options), marks)
     else:
         assert record is not None
         brokers[FILE] = FileBroker(record, delay_seconds=delay_seconds, gate=gate)
@@ -171,11 +204,13 @@ def writer(
     seed: str,
     pause_seconds: float = 0.0,
     rest_seconds: float = 0.0,
+    busy_share: float = 0.0,
 ) -> int:
-    """Commit `count` transactions, each a change of one aggregate and one to three messages.
+    """Commit `count` messages, one to three with each change of an aggregate.
 
     The aggregate's row is locked by its change, so the order of its messages is the order of `n`.
-    Now and then a transaction stays open for a while, as they do, and between two is a rest.
+    Now and then a transaction stays open for a while, as they do, and between two is a rest. Some
+    messages find their broker busy once.
     """
     record, dice, outbox = Record(log), random.Random(seed), Outbox()
     done = 0
@@ -183,8 +218,14 @@ def writer(
     while done < count:
         try:
             connection = connection or connect(url)
-            _write_some(connection, outbox, record, dice, keys, pause_seconds)
-            done += 1
+            most, key = (
+                min(count - done, dice.choice((1, 1, 1, 2, 3))),
+                f"key-{dice.randrange(keys)}",
+            )
+            busy = dice.random() < busy_share
+            pause = dice.random() * pause_seconds if dice.random() < 0.1 else 0.0
+            _write_some(connection, outbox, record, key, most, busy=busy, pause_seconds=pause)
+            done += most
             time.sleep(rest_seconds)
         except Exception as error:
             record.write("trouble", f"{type(error).__name__}: {error}"[:200])
@@ -199,19 +240,20 @@ def _write_some(
     connection: Any,
     outbox: Outbox,
     record: Record,
-    dice: random.Random,
-    keys: int,
+    key: str,
+    size: int,
+    *,
+    busy: bool,
     pause_seconds: float,
 ) -> None:
-    key, size = f"key-{dice.randrange(keys)}", dice.choice((1, 1, 1, 2, 3))
     run(connection, "UPDATE counter SET n = n + %s WHERE k = %s", size, key)
     ((last,),) = run(connection, "SELECT n FROM counter WHERE k = %s", key)
     facts = [(new_id(), key, n) for n in range(last - size + 1, last + 1)]
     for id, _, n in facts:
         run(connection, "INSERT INTO business (id, k, n) VALUES (%s, %s, %s)", id, key, n)
-        outbox.publish(connection, {"n": n}, type="fact", topic="facts", key=key, id=id)
-    if pause_seconds and dice.random() < 0.1:
-        time.sleep(dice.random() * pause_seconds)
+        payload = {"n": n, "do": "transient"} if busy else {"n": n}
+        outbox.publish(connection, payload, type="fact", topic="facts", key=key, id=id)
+    time.sleep(pause_seconds)
     record.write("begun", facts)
     connection.commit()
     record.write("committed", facts)
