@@ -11,6 +11,9 @@ TOOLS := $(VENV)/.tools-installed
 WITHOUT_SERVERS := not postgres and not mysql and not mariadb and not nats and not demo \
 	and not pgbouncer and not pooler
 
+# Most tests wait most of the time. Files stay together and in order: the long ones are not last.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check guarantees bench lint
 
@@ -26,7 +29,7 @@ test: $(TOOLS) ## Get the servers, then run every check and every test
 	scripts/install-servers
 	scripts/install-mysqlclient $(BIN)/python
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 check: lint ## Lint, types, import rules and fast tests on SQLite, without servers
 	$(BIN)/python -m pytest -q --ignore tests/guarantees --ignore tests/test_servers.py \

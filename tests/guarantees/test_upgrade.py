@@ -68,7 +68,16 @@ class World:
         return process
 
     def relay(self, version: Path) -> subprocess.Popen[bytes]:
-        return self.start(version, "-m", "postroom.ops.cli", "relay", "--verbose")
+        """Start a relay, and wait until it works: before, a signal would just end it."""
+        started = self.log.count("relay.started")
+        process = self.start(version, "-m", "postroom.ops.cli", "relay", "--verbose")
+        eventually(lambda: self.log.count("relay.started") > started, timeout=60)
+        return process
+
+    @property
+    def log(self) -> str:
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
 
     def write(self, version: Path) -> None:
         path = self.folder / f"writer-{len(self.writers)}"
@@ -148,7 +157,7 @@ def test_up_and_down_under_load_with_workers_of_the_version_before(world: World)
     with watched_commits(world.url, longest):
         assert asyncio.run(migrate.upgrade(world.url)) == migrate.Change(1, 2)
     world.moves()
-    assert [relay.poll() for relay in relays] == [None, None], (world.folder / "log").read_text()
+    assert [relay.poll() for relay in relays] == [None, None], world.log
 
     # One of the old ones dies and comes back on the new tables; new ones join them.
     world.history.disturbed.add(relays[0].pid)

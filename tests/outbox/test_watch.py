@@ -137,7 +137,11 @@ async def test_what_is_much_is_estimated_at_no_greater_cost(link: WorkerLink, po
     found = await look(link)
     assert found.held == 10_000
     assert 0.5 < (found.pending - found.held) / 300_000 < 1.5
+    # A loaded machine has quiet moments; a count of ten times as many rows has none.
     many = await seconds()
+    for _ in range(10):
+        if many >= 3 * some + 0.005:
+            many = min(many, await seconds())
     assert many < 3 * some + 0.005, (some, many)
 
 
