@@ -1,8 +1,13 @@
 """What an operator decides about dead letters, and what becomes of their keys."""
 
-import pytest
-from relaying import Post, by_key, note, told
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+from relaying import Post, by_key, note, several_writers, told
+
+from postroom import failpoints
 from postroom.brokers.base import Permanent
 from postroom.errors import Refused
 from postroom.ops import actions
@@ -64,3 +69,40 @@ async def test_a_letter_whose_place_is_gone_is_still_sent(post: Post) -> None:
     assert not decided.in_order
     await post.relay().drain_once()
     assert told(post.broker.messages) == [("k", 1)]
+
+
+@pytest.fixture
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.clear()
+
+
+@several_writers
+@pytest.mark.usefixtures("_disarmed")
+async def test_what_was_finished_meanwhile_stays_finished(post: Post) -> None:
+    """Between an operator's read and write another retries the letter, and it is delivered."""
+    post.broker.fail(lambda m: m.payload == b"1", BAD)
+    (id, _) = post.publish(note("k", 1), note("k", 2))
+    await post.relay().drain_once()
+
+    async def finish() -> None:
+        await actions.retry(post.url, id)
+        await post.relay().drain_once()
+
+    failpoints.arm("sql.lock_lane.before", lambda: elsewhere(finish), at=1)
+    with pytest.raises(Refused, match="resolved already"):
+        await actions.discard(post.url, id, why="too late")
+    assert told(post.broker.messages) == [("k", 1), ("k", 2)]
+    assert post.sql("SELECT state FROM {p}dead_letter") == [("resolved",)]
+    with pytest.raises(Refused, match="resolved already"):
+        await actions.retry(post.url, id)
+
+
+def elsewhere(work: Callable[[], Awaitable[None]]) -> None:
+    """Do it to its end in a loop of another thread, while this one stands still."""
+
+    async def run() -> None:
+        await work()
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(run())).result()

@@ -12,6 +12,7 @@ from postroom.brokers.base import Permanent, Transient, Unknown
 from postroom.brokers.memory import MemoryBroker
 from postroom.outbox import rules, sending
 from postroom.outbox.relay import Relay
+from postroom.retry import RetryPolicy
 
 pytest_plugins = ("relay_fixtures",)
 
@@ -60,6 +61,18 @@ async def test_an_outage_spends_no_attempts_and_reads_nothing_into_memory(post: 
     assert by_key(post.broker.messages) == {f"k{k}": list(range(k, 90, 9)) for k in range(9)}
     assert post.sql("SELECT DISTINCT attempts FROM {p}archive") == [(1,)]
     assert post.of("destination.up")
+
+
+async def test_an_outage_longer_than_all_attempts_buries_nothing(post: Post) -> None:
+    post.broker.down = True
+    post.publish(*(note(f"k{n % 3}", n) for n in range(9)))
+    with never_held(post):
+        for _ in range(4):
+            await post.relay(retry=RetryPolicy((0.001,), attempts=2)).drain_once()
+        assert post.numbers("outbox") == list(range(9))
+        post.broker.down = False
+        await post.relay().drain_once()
+    assert by_key(post.broker.messages) == {f"k{k}": list(range(k, 9, 3)) for k in range(3)}
 
 
 async def test_an_outage_with_lost_answers_delivers_all_in_order(post: Post) -> None:

@@ -141,6 +141,45 @@ async def test_a_prepared_transaction_is_a_late_committer_too(post: Post) -> Non
     assert not post.of("lane.late")
 
 
+BARRIER = """
+CREATE FUNCTION postroom.barrier() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.key = 'k' THEN PERFORM pg_advisory_xact_lock(7); END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER barrier BEFORE INSERT ON postroom.outbox
+    FOR EACH ROW EXECUTE FUNCTION postroom.barrier();
+"""
+
+
+@on_postgres
+async def test_a_position_taken_before_a_transaction_number_is_not_skipped(post: Post) -> None:
+    """A trigger stands between the two: a newer transaction then holds the lower position, so
+    that no order of transaction numbers tells where a read may start."""
+    post.sql(BARRIER)
+    async with post.relay():
+        with closing(post.connect(autocommit=True)) as guard:
+            guard.execute("SELECT pg_advisory_lock(7)")
+            await let_it_pass(post, 90, rounds=1)  # a sequence's first value brings a number too
+            late = asyncio.create_task(post.put(note("k", 1)))
+            await eventually_async(lambda: at_the_barrier(post) == [(None,)])
+            await let_it_pass(post, 100)
+            assert at_the_barrier(post) == [(None,)], "it has no transaction number still"
+            guard.execute("SELECT pg_advisory_unlock(7)")
+        await late
+        await eventually_async(lambda: delivered(post, "k") == [1])
+    assert numbers(post) == [90, *range(100, 112), 1]
+    assert not post.of("lane.late")
+
+
+def at_the_barrier(post: Post) -> list[tuple[Any, ...]]:
+    """The transaction number of whoever has taken its position and waits."""
+    return post.sql(
+        "SELECT backend_xid FROM pg_stat_activity"
+        " WHERE wait_event = 'advisory' AND datname = current_database()"
+    )
+
+
 @on_postgres
 async def test_the_watermark_does_move(post: Post) -> None:
     # Or every read would scan all dead rows of the lane again.

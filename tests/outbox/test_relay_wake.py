@@ -43,6 +43,14 @@ async def test_without_a_hint_it_waits_for_its_poll(post: Post) -> None:
         assert post.broker.messages == []
 
 
+async def test_a_lost_hint_costs_a_poll(post: Post) -> None:
+    """Published by a plain driver in another thread: nobody tells the relay."""
+    async with post.relay(listen=False, poll_min_seconds=0.3, poll_max_seconds=0.3) as relay:
+        await settled(post, relay)
+        await post.put(note("k", 1))
+        await eventually_async(lambda: len(post.broker.messages) == 1, 5)
+
+
 async def test_a_commit_in_the_same_process_wakes_it(post: Post) -> None:
     driver = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}[post.dialect]
     url = make_url(post.url)

@@ -3,6 +3,7 @@ read."""
 
 import asyncio
 import datetime as dt
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -243,6 +244,24 @@ async def test_an_owned_lane_is_left_alone_until_its_lease_ends(desk: Desk) -> N
     assert all(taken[lane].epoch == fences[lane].epoch + 1 for lane in taken)
 
 
+async def test_the_clock_of_a_relays_machine_decides_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true, renewal = time.time, {"owner": ME, "lease_us": 60_000_000}
+    fences = await desk.take()
+    for hours in (-1, 1, -2, 2):
+        monkeypatch.setattr(time, "time", lambda ahead=hours: true() + ahead * 3600)
+        assert await desk.take(OTHER) == {}, "an hour of its own made it think the lease over"
+        state = await desk.links[0].query(ROOM, "lanes_state")
+        assert not any(is_free for *_, is_free in state)
+        renewed = await desk.links[0].query(ROOM, "lanes_renew", **renewal)
+        assert {lane: epoch for lane, epoch, _ in renewed} == {
+            lane: fence.epoch for lane, fence in fences.items()
+        }
+    desk.expire_leases()
+    assert len(await desk.take(OTHER)) == LANES
+
+
 async def test_an_owner_may_take_its_own_lanes_again_at_a_new_epoch(desk: Desk) -> None:
     first, second = await desk.take(), await desk.take()
     assert {fence.epoch for fence in first.values()} == {1}
@@ -297,6 +316,28 @@ async def test_a_write_that_meets_a_take_over_waits_and_does_nothing(desk: Desk,
     assert desk.post.numbers("outbox") == [1, 2]
 
 
+@several_writers
+@pytest.mark.parametrize("troubled", [False, True], ids=["plain", "with a failure"])
+async def test_a_settle_and_a_take_over_never_both_happen(desk: Desk, troubled: bool) -> None:
+    """A settle that has passed its fence and waits for a row: whoever takes the lane meanwhile
+    would see it settled by somebody who does not own it any more."""
+    fence, hot = await set_up(desk, held=False)
+    desk.expire_leases()
+    link = await desk.link()
+    change = Change(fence, delivered=hot[:1], failures=[failure(hot[1])] if troubled else [])
+    with closing(desk.post.connect()) as other:
+        lock = "SELECT 1 FROM {p}outbox WHERE lane = %s AND position = %s FOR UPDATE"
+        desk.post._execute(other, lock, (LANE, hot[0].position))
+        settle = asyncio.ensure_future(desk.store().settle(link, [change]))
+        # MariaDB renews what it shows of locks only for those who ask less than ten times a second.
+        await eventually_async(lambda: waiting_for_a_lock(desk.post), interval=0.2)
+        taken = await desk.take(OTHER, [LANE])
+        other.rollback()
+    settled, _ = await settle
+    assert not (settled and taken)
+    assert 1 not in desk.post.numbers("outbox")
+
+
 @on_postgres
 async def test_a_take_over_leaves_a_lane_that_is_being_settled(desk: Desk) -> None:
     fence, _ = await set_up(desk, held=False)
@@ -309,6 +350,9 @@ async def test_a_take_over_leaves_a_lane_that_is_being_settled(desk: Desk) -> No
 
 
 def waiting_for_a_lock(post: Post) -> bool:
+    if post.dialect == "mariadb":
+        waiting = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        return bool(post.sql(waiting))
     return bool(
         post.sql(
             "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
