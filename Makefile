@@ -33,7 +33,7 @@ test: $(TOOLS) ## Get the servers, then run every check and every test
 
 check: lint ## Lint, types, import rules and fast tests on SQLite, without servers
 	$(BIN)/python -m pytest -q --ignore tests/guarantees --ignore tests/test_servers.py \
-		--ignore tests/test_docs.py \
+		--ignore tests/test_docs.py --ignore tests/test_planted.py \
 		-k "$(WITHOUT_SERVERS)"
 
 guarantees: $(TOOLS) ## Kill relays and writers at every point, at full size

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from planted import plant_chosen
 from postroom import signals
 from servers import (
     MariaDBServer,
@@ -26,6 +27,7 @@ S = TypeVar("S", bound=Server)
 _started = pytest.StashKey[list[Server]]()
 
 signals.check_fields()
+plant_chosen()
 
 
 def _serve(config: pytest.Config, variable: str, make: Callable[[str | None], S]) -> Iterator[S]:

@@ -24,6 +24,9 @@ def main() -> None:
     die_with(int(sys.argv[1]))
     import programs
 
+    from planted import plant_chosen
+
+    plant_chosen()
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)

@@ -1,0 +1,194 @@
+"""Bugs that are kept, to show that the suite would find them: POSTROOM_PLANTED=name plants one.
+
+Production code has no switches. A bug replaces a method, or words of a named query, in the memory
+of a test process and of the children it starts; `tests/test_planted.py` demands that the tests
+named here then fail, each by an assertion of its own.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+SWITCH = "POSTROOM_PLANTED"
+
+ALL = ("postgresql", "mariadb", "sqlite")
+SERVERS = ("postgresql", "mariadb")
+
+STORE = "tests/outbox/test_store.py::"
+FAILURES = "tests/outbox/test_relay_failures.py::"
+ORDER = "tests/outbox/test_relay_order.py::"
+SUSPECTS = "tests/outbox/test_relay_suspects.py::"
+LATE = "tests/outbox/test_relay_late.py::"
+
+
+def on(test: str, *cases: str) -> tuple[str, ...]:
+    """A test in these of its cases."""
+    return tuple(f"{test}[{case}]" for case in cases)
+
+
+STALE_WRITES = on(
+    f"{STORE}test_a_stale_epoch_or_another_owner_writes_nothing",
+    *(f"{kind}-{source}" for kind in ALL for source in ("from the outbox", "from held")),
+)
+CONFIRMED = on(f"{FAILURES}test_exactly_what_was_confirmed_is_settled", *ALL)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What it breaks, and the tests that must notice. `planted.bugs` has a function of its name."""
+
+    breaks: str
+    red: tuple[str, ...]
+
+
+BUGS: dict[str, Bug] = {
+    "fence_removed": Bug(
+        "a relay that lost its lane still writes down what it learnt",
+        (
+            *STALE_WRITES,
+            *on(
+                "tests/outbox/test_relay_owning.py::"
+                "test_a_zombie_writes_nothing_and_its_lane_is_drained_by_the_new_owner",
+                *ALL,
+            ),
+        ),
+    ),
+    "fence_without_owner": Bug(
+        "the epoch alone is checked, so another relay's lane may be written", STALE_WRITES
+    ),
+    "fence_without_epoch": Bug(
+        "the owner alone is checked, so what was read before a take-over may be written after it",
+        STALE_WRITES,
+    ),
+    "fence_that_does_not_lock": Bug(
+        "the fence is looked at, as by EXISTS, and not held: a take-over may pass the settle",
+        on(
+            f"{STORE}test_a_settle_and_a_take_over_never_both_happen",
+            *(f"{how}-{kind}" for kind in SERVERS for how in ("plain", "with a failure")),
+        ),
+    ),
+    "reaper_without_fence": Bug(
+        "an operator's decision overwrites what has been finished since it was read",
+        on(
+            "tests/outbox/test_dead_letters.py::test_what_was_finished_meanwhile_stays_finished",
+            *SERVERS,
+        ),
+    ),
+    "prune_without_state": Bug(
+        "pruning deletes dead letters that nobody has decided about",
+        on("tests/ops/test_prune.py::test_what_is_old_goes_and_what_is_undecided_stays", *ALL),
+    ),
+    "take_without_lock": Bug(
+        "free lanes are looked for and taken in two steps that others may come between",
+        on(f"{STORE}test_of_many_takers_one_wins_each_lane", *SERVERS),
+    ),
+    "take_without_lease": Bug(
+        "a lane is taken from a relay whose lease has not ended",
+        on(f"{STORE}test_an_owned_lane_is_left_alone_until_its_lease_ends", *ALL),
+    ),
+    "application_clock": Bug(
+        "leases are measured by the clock of the relay's machine",
+        on(f"{STORE}test_the_clock_of_a_relays_machine_decides_nothing", *ALL),
+    ),
+    "watermark_last_read": Bug(
+        "the next read begins after the last position read, past whoever commits late",
+        (
+            "tests/outbox/test_horizon.py::test_nothing_committed_is_ever_behind_the_watermark",
+            *on(
+                "tests/outbox/test_relay_late.py::test_a_late_committer_is_delivered_once", *SERVERS
+            ),
+        ),
+    ),
+    "watermark_by_transaction_number": Bug(
+        "only open transactions that have a number are waited for, as with pg_snapshot_xmin",
+        on(
+            f"{LATE}test_a_position_taken_before_a_transaction_number_is_not_skipped",
+            "postgresql",
+        ),
+    ),
+    "settled_before_receipt": Bug(
+        "a message is settled when it is sent, before the broker has said yes", CONFIRMED
+    ),
+    "batch_settled_as_one": Bug("one receipt of a batch counts for all of it", CONFIRMED),
+    "read_before_settle": Bug(
+        "the next read begins before the settle is committed and sees what was just sent",
+        on(
+            "tests/outbox/test_relay_basics.py::test_what_is_committed_arrives_in_order",
+            *ALL,
+        ),
+    ),
+    "held_key_passed": Bug(
+        "a later message of a held key is sent",
+        on(f"{FAILURES}test_a_failed_message_waits_with_its_key_while_others_flow", *ALL)
+        + on(f"{ORDER}test_later_ones_that_another_relay_finds", *ALL),
+    ),
+    "key_in_flight_twice": Bug(
+        "a whole batch is under way at once at a broker that keeps no order",
+        on(
+            f"{ORDER}test_later_ones_in_the_same_batch_or_the_next",
+            *(f"{kind}-1000-1" for kind in ALL),
+        ),
+    ),
+    "attempts_spent_on_outage": Bug(
+        "a destination that is down costs its messages their attempts",
+        on(
+            "tests/outbox/test_relay_destinations.py::"
+            "test_an_outage_longer_than_all_attempts_buries_nothing",
+            *ALL,
+        ),
+    ),
+    "permanent_tried_again": Bug(
+        "what the broker refused for ever is sent again",
+        on(f"{FAILURES}test_a_permanent_refusal_is_buried_at_once", *ALL),
+    ),
+    "unknown_is_delivered": Bug(
+        "no answer counts as a yes",
+        on(f"{FAILURES}test_an_unknown_outcome_is_sent_again_with_the_same_id", *ALL),
+    ),
+    "random_kills_blamed": Bug(
+        "a message is blamed for deaths at which it was not alone",
+        on(f"{SUSPECTS}test_random_kills_bury_nothing", *ALL),
+    ),
+    "no_journal": Bug(
+        "nothing says what is being sent, so a message that kills its sender does so for ever",
+        on(f"{SUSPECTS}test_the_journal_stands_while_a_send_is_under_way", *ALL),
+    ),
+    "hints_only": Bug(
+        "a relay that is not woken does not look",
+        on("tests/outbox/test_relay_wake.py::test_a_lost_hint_costs_a_poll", "sqlite"),
+    ),
+    "sigterm_exits": Bug(
+        "a relay that is told to stop drops what is under way",
+        on(
+            "tests/guarantees/test_sigterm.py::"
+            "test_sigterm_at_any_moment_loses_and_repeats_nothing",
+            *ALL,
+        ),
+    ),
+    "serialize_key_ignored": Bug(
+        "writers of one key do not take turns",
+        on(
+            "tests/outbox/test_publish_races.py::test_writers_of_one_key_take_turns",
+            "psycopg.Connection-postgresql-default",
+            "pymysql.Connection-mariadb-default",
+        ),
+    ),
+    "publish_commits_alone": Bug(
+        "a message is written where it commits without the change it tells of",
+        on(
+            "tests/outbox/test_publish.py::test_refused_where_it_would_commit_by_itself",
+            "psycopg.Connection-postgresql-default",
+            "pymysql.Connection-mariadb-default",
+            "sqlite3.Connection-sqlite-default",
+        ),
+    ),
+}
+
+
+def plant_chosen() -> None:
+    """Plant the bug that the environment names, if it names one."""
+    if name := os.environ.get(SWITCH):
+        from . import bugs
+
+        plant: Callable[[], None] = getattr(bugs, name)
+        plant()

@@ -1,0 +1,283 @@
+"""How each bug is planted: a function of its name. What it replaces must be there, or it fails."""
+
+import os
+import signal
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from postroom.brokers.base import Outcome, Permanent, Transient, Unknown
+from postroom.databases import sql
+from postroom.databases.sql import Prepared
+from postroom.dead_letters import store as letters
+from postroom.flow import Flow, Value
+from postroom.messages import Message
+from postroom.ops import cli_relay
+from postroom.outbox import lane as lanes
+from postroom.outbox import publish, rules, sending, writing
+from postroom.outbox.lane import Lane, _Batch
+from postroom.outbox.office import Office
+from postroom.outbox.rules import SETTLED, Horizon, Leftover, Settled, Verdict
+from postroom.outbox.sending import Sender
+from postroom.outbox.store import ROOM, Ask, Change
+from postroom.outbox.together import Pulse
+
+FENCED = ("fence", "journal_write", "settle_deleted", "settle_archived")
+OWNER = "owner = :owner AND "
+EPOCHS = {
+    "postgresql": "epoch * 16 + lane = ANY(CAST(CAST(:fence_list AS text) AS bigint[]))",
+    "mysql": "epoch * 16 + lane IN :fence_list",
+    "sqlite": "epoch * 16 + lane IN (SELECT value FROM json_each(:fence_list))",
+}
+ANY_EPOCH = {
+    "postgresql": "lane IN (SELECT number % 16 FROM"
+    " unnest(CAST(CAST(:fence_list AS text) AS bigint[])) AS f(number))",
+    "mysql": "lane IN :lane_list",
+    "sqlite": "lane IN (SELECT value % 16 FROM json_each(:fence_list))",
+}
+NOW = {
+    "postgresql": "clock_timestamp()",
+    "mysql": "UTC_TIMESTAMP(6)",
+    "sqlite": sql._SQLITE_NOW_US,
+}
+
+
+def reword(dialect: str, name: str, old: str, new: str, *, room: str = ROOM) -> None:
+    """Replace words of a query, wherever they stand in it."""
+    queries = sql._room(room)[dialect]
+    assert old in queries[name], f"{name} of {dialect} does not say {old!r} any more"
+    queries[name] = queries[name].replace(old, new)
+    sql.prepare.cache_clear()
+
+
+def reword_fences(change: Mapping[str, tuple[str, str]]) -> None:
+    for dialect, (old, new) in change.items():
+        for name in FENCED:
+            if sql.has_query(ROOM, dialect, name):
+                reword(dialect, name, old, new)
+
+
+# ── The fence, and owning lanes ────────────────────────────────────────────────────────────────
+
+
+def fence_removed() -> None:
+    reword_fences({d: (OWNER + EPOCHS[d], ANY_EPOCH[d]) for d in sql.DIALECTS})
+
+
+def fence_without_owner() -> None:
+    reword_fences({d: (OWNER + EPOCHS[d], EPOCHS[d]) for d in sql.DIALECTS})
+
+
+def fence_without_epoch() -> None:
+    reword_fences({d: (OWNER + EPOCHS[d], OWNER + ANY_EPOCH[d]) for d in sql.DIALECTS})
+
+
+def fence_that_does_not_lock() -> None:
+    for name in ("fence", "settle_deleted", "settle_archived"):
+        reword("postgresql", name, "ORDER BY lane FOR SHARE", "ORDER BY lane")
+    reword("mysql", "fence", " LOCK IN SHARE MODE", "")
+
+
+def take_without_lock() -> None:
+    for dialect in ("postgresql", "mysql"):
+        reword(dialect, "lanes_lock_free", " FOR UPDATE SKIP LOCKED", "")
+
+
+def take_without_lease() -> None:
+    for dialect, now in NOW.items():
+        reword(dialect, "lanes_lock_free", f"lease_until < {now}", "lease_until IS NOT NULL")
+
+
+def application_clock() -> None:
+    mark = "/* ours */"
+    for dialect, now in NOW.items():
+        for name in ("lanes_state", "lanes_lock_free", "lanes_take", "lanes_renew"):
+            reword(dialect, name, now, mark)
+    bind = Prepared.bind
+
+    def with_our_time(
+        self: Prepared, dialect: str, values: Mapping[str, Value]
+    ) -> tuple[str, tuple[Any, ...]]:
+        text, bound = bind(self, dialect, values)
+        now = time.time()
+        ours = {
+            "postgresql": f"to_timestamp({now})",
+            "mysql": f"CAST('{datetime.fromtimestamp(now, UTC):%F %T.%f}' AS DATETIME(6))",
+            "sqlite": str(int(now * 1e6)),
+        }
+        return text.replace(mark, ours[dialect]), bound
+
+    Prepared.bind = with_our_time  # type: ignore[method-assign]
+
+
+def reaper_without_fence() -> None:
+    def take(id: str, done: str) -> Flow[list[letters.Letter]]:
+        found = yield from letters._letters(id)
+        yield from letters.lock_lanes([letter.lane for letter in found])
+        return [letter for letter in found if letter.state == "dead"]
+
+    letters._take = take
+
+
+def prune_without_state() -> None:
+    for dialect in sql.DIALECTS:
+        reword(dialect, "prune_dead", "state IN ('resolved', 'discarded')", "1 = 1")
+
+
+# ── Reading ────────────────────────────────────────────────────────────────────────────────────
+
+
+def watermark_last_read() -> None:
+    def seen(
+        self: Horizon, lane: int, last: int | None, full: bool, begun: Mapping[int, int]
+    ) -> None:
+        self.safe[lane] = max(self.safe.get(lane, 0), last or 0)
+
+    Horizon.seen = seen  # type: ignore[method-assign]
+
+
+def watermark_by_transaction_number() -> None:
+    reword(
+        "postgresql",
+        "horizon",
+        "AND granted",
+        "AND granted AND pid IN (SELECT pid FROM pg_stat_activity WHERE backend_xid IS NOT NULL)",
+    )
+
+
+def read_before_settle() -> None:
+    """What stands in for a forgotten filter of just-settled rows, which a lane does not need."""
+    read, settle = Office.read, Office.settle
+    ahead: dict[int, tuple[list[Message], bool]] = {}
+
+    async def take_what_was_read(self: Office, ask: Ask) -> tuple[list[Message], bool]:
+        return ahead.pop(ask.lane) if ask.lane in ahead else await read(self, ask)
+
+    async def read_and_settle(self: Office, change: Change) -> bool:
+        lane = change.fence.lane
+        self.budget.give(lane)
+        ahead[lane] = await read(self, Ask(lane, self.horizon.after(lane), False))
+        return await settle(self, change)
+
+    Office.read = take_what_was_read  # type: ignore[method-assign]
+    Office.settle = read_and_settle  # type: ignore[method-assign]
+
+
+def hints_only() -> None:
+    begin = Pulse.__init__
+
+    def never(self: Pulse, shortest_seconds: float, longest_seconds: float) -> None:
+        begin(self, 3600.0, 3600.0)
+
+    Pulse.__init__ = never  # type: ignore[method-assign]
+
+
+# ── Sending and settling ───────────────────────────────────────────────────────────────────────
+
+
+def settled_before_receipt() -> None:
+    send = _Batch._send_wave
+
+    async def settle_and_send(self: _Batch, wave: list[Message]) -> None:
+        self._change.delivered += [m for m in wave if m.order not in self._stopped]
+        await self._flush()
+        await send(self, wave)
+
+    _Batch._send_wave = settle_and_send  # type: ignore[method-assign]
+
+
+def batch_settled_as_one() -> None:
+    send = Sender.send
+
+    async def all_or_none(self: Sender, wave: Sequence[Message], **how: Any) -> list[Verdict]:
+        verdicts = await send(self, wave, **how)
+        some = any(isinstance(one, Settled) for one in verdicts)
+        return [SETTLED] * len(wave) if some else verdicts
+
+    Sender.send = all_or_none  # type: ignore[method-assign]
+
+
+def held_key_passed() -> None:
+    sort_out = _Batch._sort_out
+
+    def as_if_free(self: _Batch) -> list[Message]:
+        if not self.from_held:
+            self.messages = [message._replace(held=0) for message in self.messages]
+        return sort_out(self)
+
+    _Batch._sort_out = as_if_free  # type: ignore[method-assign]
+
+
+def key_in_flight_twice() -> None:
+    lanes.waves = lambda batch: [list(batch)]
+
+
+def _judge_as(change: Any) -> None:
+    judge = sending.verdict
+
+    def wrong(outcome: Outcome, *rest: Any) -> Verdict:
+        changed = change(outcome)
+        return changed if isinstance(changed, Settled) else judge(changed, *rest)
+
+    sending.verdict = wrong
+
+
+def attempts_spent_on_outage() -> None:
+    def ours(outcome: Outcome) -> Outcome:
+        down = isinstance(outcome, Transient | Unknown) and outcome.down
+        return replace(outcome, down=None) if down else outcome
+
+    _judge_as(ours)
+
+
+def permanent_tried_again() -> None:
+    _judge_as(lambda o: Transient(o.code, o.text) if isinstance(o, Permanent) else o)
+
+
+def unknown_is_delivered() -> None:
+    _judge_as(lambda o: SETTLED if isinstance(o, Unknown) else o)
+
+
+# ── Deaths and ends ────────────────────────────────────────────────────────────────────────────
+
+
+def random_kills_blamed() -> None:
+    suspicion = rules._suspicion
+
+    def blame(message: Message, leftovers: Sequence[Leftover]) -> tuple[int, bool, int]:
+        return suspicion(message, [replace(left, alone=True) for left in leftovers])
+
+    rules._suspicion = blame
+
+
+def no_journal() -> None:
+    async def say_nothing(self: Lane, messages: Sequence[Message], alone: bool) -> int:
+        return self.desk.next_batch()
+
+    Lane.journal = say_nothing  # type: ignore[method-assign]
+
+
+def sigterm_exits() -> None:
+    async def until_stopped(worker: Any, work: Coroutine[Any, Any, Any]) -> Any:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        return await work
+
+    cli_relay._until_stopped = until_stopped
+
+
+# ── Publishing ─────────────────────────────────────────────────────────────────────────────────
+
+
+def serialize_key_ignored() -> None:
+    item = writing.item
+
+    def without_turns(message: Any, *, serialize_key: bool, chosen_id: bool) -> Any:
+        return item(message, serialize_key=False, chosen_id=chosen_id)
+
+    writing.item = without_turns
+
+
+def publish_commits_alone() -> None:
+    publish.refuse_alone = lambda *_: None
