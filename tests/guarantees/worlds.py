@@ -68,6 +68,11 @@ class World:
             self._facts.append(Fact(message.id, draft.key, n))
         return [message.id for message in published]
 
+    def forget_connection(self) -> None:
+        """Publish on a new connection: the server of the old one is gone."""
+        self._connection.close()
+        self._connection = None
+
     def relay(self, failpoints: str = "", *, log: Path | None = None, **options: Any) -> Child:
         """Start a relay that delivers into the record."""
         environment = {"POSTROOM_FAILPOINTS": failpoints} if failpoints else {}

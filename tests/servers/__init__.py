@@ -12,6 +12,7 @@ from .pgbouncer import PgBouncerServer
 from .places import free_port
 from .postgres import PostgresServer
 from .server import Server
+from .standby import StandbyServer
 
 __all__ = [
     "MariaDBServer",
@@ -19,6 +20,7 @@ __all__ = [
     "PgBouncerServer",
     "PostgresServer",
     "Server",
+    "StandbyServer",
     "Unavailable",
     "free_port",
     "leave_out",
