@@ -1,13 +1,16 @@
 """How each bug is planted: a function of its name. What it replaces must be there, or it fails."""
 
+import json
 import os
 import signal
 import time
+import types
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from postroom import messages
 from postroom.brokers.base import Outcome, Permanent, Transient, Unknown
 from postroom.databases import sql
 from postroom.databases.sql import Prepared
@@ -44,9 +47,9 @@ NOW = {
 }
 
 
-def reword(dialect: str, name: str, old: str, new: str, *, room: str = ROOM) -> None:
+def reword(dialect: str, name: str, old: str, new: str) -> None:
     """Replace words of a query, wherever they stand in it."""
-    queries = sql._room(room)[dialect]
+    queries = sql._room(ROOM)[dialect]
     assert old in queries[name], f"{name} of {dialect} does not say {old!r} any more"
     queries[name] = queries[name].replace(old, new)
     sql.prepare.cache_clear()
@@ -88,6 +91,11 @@ def take_without_lock() -> None:
 def take_without_lease() -> None:
     for dialect, now in NOW.items():
         reword(dialect, "lanes_lock_free", f"lease_until < {now}", "lease_until IS NOT NULL")
+
+
+def lease_never_ends() -> None:
+    for dialect, now in NOW.items():
+        reword(dialect, "lanes_lock_free", f"lease_until < {now}", "1 = 0")
 
 
 def application_clock() -> None:
@@ -281,3 +289,20 @@ def serialize_key_ignored() -> None:
 
 def publish_commits_alone() -> None:
     publish.refuse_alone = lambda *_: None
+
+
+def was_committed_guesses() -> None:
+    def guess(id: str) -> Flow[bool]:
+        yield from ()
+        return True
+
+    writing.is_committed = guess
+
+
+def nan_published() -> None:
+    strict = json.dumps
+
+    def lenient(value: Any, **how: Any) -> str:
+        return strict(value, **how | {"allow_nan": True})
+
+    messages.json = types.SimpleNamespace(**vars(json) | {"dumps": lenient})
