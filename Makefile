@@ -38,7 +38,8 @@ check: lint ## Lint, types, import rules and fast tests on SQLite, without serve
 
 guarantees: $(TOOLS) ## Kill relays and writers at every point, at full size
 	scripts/install-servers
-	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest -s tests/guarantees
+	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest -s tests/guarantees \
+		tests/outbox/test_payloads.py
 
 bench: $(TOOLS) ## Measure how fast a relay drains the outbox
 	$(BIN)/python bench/drain.py
