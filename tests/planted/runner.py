@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
-sys.path.pop(0)  # this directory: nothing is imported from it by name
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as for all tests
 
 import hypothesis  # noqa: F401
 import pytest
@@ -19,6 +20,7 @@ import pytest_asyncio  # noqa: F401
 
 import postroom.ops.cli
 import postroom.outbox.relay  # noqa: F401
+import stages  # noqa: F401
 
 AT_ONCE = 3
 LIMIT_SECONDS = 150  # a bug may let a test hang
