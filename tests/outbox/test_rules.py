@@ -147,6 +147,17 @@ def test_a_breaker_opens_and_lets_one_probe_through_at_a_time() -> None:
     assert breaker.admits(16.2) == 1  # nobody ever told how the first probe ended
 
 
+def test_others_wait_for_the_next_try_but_not_for_the_time_limit_of_a_probe() -> None:
+    # Else a key that meets a probe under way stands aside for half a minute after a short outage.
+    breaker = Breaker(first_seconds=1, probe_seconds=15)
+    assert breaker.seconds_left(0) == 0
+    breaker.failed(0, "down", "no", lambda: 1.0)
+    assert breaker.seconds_left(0.25) == 0.75
+    assert breaker.seconds_left(1.5) == 0
+    breaker.admits(1.5)
+    assert breaker.seconds_left(1.5) == 0
+
+
 def test_back_off_grows_to_its_cap_and_only_by_probes() -> None:
     breaker = Breaker(first_seconds=1, cap_seconds=8)
     now, delays = 0.0, []

@@ -322,6 +322,13 @@ class Breaker:
         """Whether it is known to be down, and not yet time to try."""
         return self.retry_at is not None and now < self.retry_at
 
+    def seconds_left(self, now: float) -> float:
+        """How long there is nothing to be learnt. A probe under way may tell at any moment, and
+        its time limit says nothing about when."""
+        if self.retry_at is None or self.probing:
+            return 0.0
+        return max(0.0, self.retry_at - now)
+
     def failed(self, now: float, code: str, text: str, random: Callable[[], float]) -> float:
         """It is down; returns the seconds until the next try."""
         self.code, self.text = code, text

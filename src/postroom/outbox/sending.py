@@ -80,8 +80,7 @@ class Sender:
         """How long a message of a destination that is down waits before it is looked at again."""
         now = self._clock()
         names = (self._url(message.topic) or "", _topic(message.topic))
-        breakers = [self._breakers.get(name) for name in names]
-        times = [b.retry_at - now for b in breakers if b is not None and b.retry_at is not None]
+        times = [self._breakers[name].seconds_left(now) for name in names if name in self._breakers]
         return min(max([0.5, *times]) * (1 + self._random()), 60.0)
 
     def breakers(self) -> dict[str, Breaker]:
