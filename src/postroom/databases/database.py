@@ -96,11 +96,13 @@ class Database:
         if path := self.target.missing_file:
             raise SchemaError(f"There is no file {path}; make it with `postroom db install`.")
         try:
+            failpoints.hit("link.open.before")
             link = WorkerLink(self, await self._open(), idle)
         except Exception as error:
             raise explain(error, self.target) from error
         try:
             await link.prepare()
+            failpoints.hit("link.open.after")
         except BaseException as error:
             await link.close()
             if isinstance(error, PostroomError) or not isinstance(error, Exception):
@@ -193,6 +195,7 @@ class WorkerLink:
     async def transact(self, flow: Flow[T]) -> T:
         """Carry out a flow in one transaction and commit it."""
         async with self._guarded():
+            failpoints.hit("tx.begin.before")
             await self._plain(self._begin)
             failpoints.hit("tx.begin.after")
             result = await run_async(flow, self._link)
