@@ -24,7 +24,7 @@ from postroom.outbox.lane import Lane, LaneLost
 from postroom.outbox.pruning import prune
 from postroom.outbox.rules import Horizon, Leftover, fair_share
 from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
-from postroom.outbox.together import Budget, Gate, Pulse, Together, pause, undisturbed
+from postroom.outbox.together import Budget, Gate, Pulse, Together, finish, pause, undisturbed
 from postroom.outbox.watch import Watch
 
 if TYPE_CHECKING:
@@ -117,6 +117,9 @@ class Office:
 
     async def close(self) -> None:
         """Drop everything; what was not settled will be read again by whoever owns the lane."""
+        await finish(self._close())  # a link that is not closed may hold a lock
+
+    async def _close(self) -> None:
         tasks = [task for _, task in self._lanes.values()]
         self._lanes.clear()
         for task in tasks:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Budget", "Gate", "Pulse", "Together", "pause", "undisturbed"]
+__all__ = ["Budget", "Gate", "Pulse", "Together", "finish", "pause", "undisturbed"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -26,6 +26,16 @@ async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(task)
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Come to the end of something though one is cancelled meanwhile; that is said afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 class Together(Generic[A, R]):
