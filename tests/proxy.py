@@ -56,7 +56,7 @@ class ChaosProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="chaos-proxy")
         self._thread.daemon = True
         self._listener: asyncio.Server | None = None
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._flowing: dict[Direction, asyncio.Event] = {
             "to_server": asyncio.Event(),
             "to_client": asyncio.Event(),
@@ -168,16 +168,19 @@ class ChaosProxy:
         self._losses.append(loss)
 
     def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = _Link(self._target, self._flowing, self._losses, reader, writer)
+        link = self._new_link(reader, writer)
         self._links.add(link)
         link.task.add_done_callback(lambda _: self._links.discard(link))
+
+    def _new_link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> "Link":
+        return Link(self._target, self._flowing, self._losses, reader, writer)
 
 
 class _Cut(Exception):
     """The connection shall end now, with a reset."""
 
 
-class _Link:
+class Link:
     """One client's connection, and the one to the server that it is joined to."""
 
     def __init__(
@@ -228,15 +231,20 @@ class _Link:
     ) -> None:
         while data := await reader.read(65536):
             await self._flowing[direction].wait()
-            if direction == "to_server":
-                self._notice_request(data)
-            else:
-                data = self._without_loss(data)
+            data, ends = self._admit(data, direction)
             writer.write(data)
             await writer.drain()
-            if self._losing is not None and self._losing.happened:
+            if ends:
                 raise _Cut
         await self._flowing[direction].wait()
+
+    def _admit(self, data: bytes, direction: Direction) -> tuple[bytes, bool]:
+        """What of it may pass, and whether the connection ends after that."""
+        if direction == "to_server":
+            self._notice_request(data)
+        else:
+            data = self._without_loss(data)
+        return data, self._losing is not None and self._losing.happened
 
     def _notice_request(self, data: bytes) -> None:
         for loss in list(self._losses):
