@@ -4,7 +4,8 @@ I1 no loss: what was committed was delivered, or still stands in a table.
 I2 no ghosts: what was delivered was committed.
 I3 order: nothing of a key is delivered for the first time before all that came earlier.
 I4 duplicates: only of what a process had under way that died, froze or lost its connection, and
-   never more than it may have under way at once.
+   never more than it may have under way at once. Where every fault was noted: only of what still
+   stood in a table then, and once for each fault.
 """
 
 import json
@@ -49,6 +50,7 @@ class History:
     disturbed: set[int] = field(default_factory=set)
     blows: Counter[int] = field(default_factory=Counter)
     in_flight: int = 0
+    faults: list[set[str]] | None = None  # what stood in a table at each; None: nobody took notes
 
     def commit(self, facts: Iterable[Fact]) -> None:
         for fact in facts:
@@ -67,6 +69,10 @@ class History:
         """Take over what the broker wrote down."""
         self.deliveries += [Delivery(*line) for line in _lines(path)]
 
+    def read_faults(self, path: Path) -> None:
+        """Take over what was noted at each fault."""
+        self.faults = [set(line) for line in _lines(path)]
+
     def read_tables(self, tables: Tables) -> None:
         """See where messages stand now; a fact of unknown fate counts as what became of it."""
         self.pending = tables.ids("outbox") | tables.ids("delayed")
@@ -82,6 +88,7 @@ class Report:
 
     violations: list[str]
     duplicates: Counter[int]  # by the process whose delivery came again
+    repeated: Counter[str]  # by id, how often each came again
 
     def __str__(self) -> str:
         return "\n".join(self.violations)
@@ -90,8 +97,11 @@ class Report:
 def check(history: History) -> Report:
     """Every violation of a promise, in words."""
     duplicates, too_many = _duplicates(history)
+    repeated = Counter(delivery.id for delivery in history.deliveries)
+    repeated -= Counter(repeated.keys())
+    too_many += _without_fault(history, repeated)
     violations = _losses(history) + _ghosts(history) + _inversions(history) + too_many
-    return Report(violations, duplicates)
+    return Report(violations, duplicates, repeated)
 
 
 def _losses(history: History) -> list[str]:
@@ -148,6 +158,18 @@ def _duplicates(history: History) -> tuple[Counter[int], list[str]]:
         if count > most:
             found.append(f"I4 duplicates: {count} of process {pid}, {most} may be in flight")
     return duplicates, found
+
+
+def _without_fault(history: History, repeated: Counter[str]) -> list[str]:
+    """A message that is settled is over: only what was not, at a fault, may come again after it."""
+    if history.faults is None:
+        return []
+    stood = Counter(id for ids in history.faults for id in ids)
+    return [
+        f"I4 duplicates: {id} came again {times} times, and stood in a table at {stood[id]} faults"
+        for id, times in repeated.items()
+        if times > stood[id]
+    ]
 
 
 def _lines(path: Path) -> list[list[Any]]:

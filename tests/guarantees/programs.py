@@ -15,9 +15,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from tables import connect, run
+from tables import connect, note_standing, run
 
 from postroom import failpoints
 from postroom.brokers.base import (
@@ -136,14 +137,27 @@ def relay(
     gate: str | None = None,
     settings: dict[str, Any],
     clock_skew_seconds: float = 0.0,
+    errors: Sequence[tuple[str, int]] = (),
+    faults: str | None = None,
 ) -> int:
-    """A relay until SIGTERM; a second SIGTERM ends it at once."""
+    """A relay until SIGTERM; a second SIGTERM ends it at once.
+
+    `errors` are points that fail at a pass; what stands in the tables then is noted in `faults`.
+    """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     if clock_skew_seconds:
         true = time.time
         time.time = lambda: true() + clock_skew_seconds
+    for point, at in errors:
+        assert faults is not None
+        failpoints.arm(point, partial(_fail, url, faults), at=at)
     asyncio.run(_relay(url, record, nats, marks, delay_seconds, gate, settings))
     return 0
+
+
+def _fail(url: str, faults: str) -> None:
+    note_standing(url, faults)
+    raise failpoints.FailpointError("failpoint")
 
 
 async def _relay(
@@ -277,6 +291,7 @@ def publisher(url: str, *, log: str) -> int:
         if change_first:
             _change(connection, facts)
         drafts = [_draft(way, *fact) for fact in facts]
+        failpoints.hit("writer.publish.before")
         outbox.publish_many(connection, drafts, serialize_key=way == "serialized")
         failpoints.hit("writer.publish.after")
         if not change_first:
@@ -290,6 +305,7 @@ def publisher(url: str, *, log: str) -> int:
 
 
 def _change(connection: Any, facts: list[tuple[str, str, int]]) -> None:
+    failpoints.hit("writer.business.before")
     for fact in facts:
         run(connection, "INSERT INTO business (id, k, n) VALUES (%s, %s, %s)", *fact)
     failpoints.hit("writer.business.after")

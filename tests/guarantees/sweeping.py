@@ -2,17 +2,28 @@
 
 import os
 import queue
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from worlds import World
+
+T = TypeVar("T")
 
 WORLDS = 6
 OFTEN = 30
 TOGETHER = 4
+
+
+def tell(kind: str, begun: float, runs: int, what: str, ends: Counter[str]) -> None:
+    """Print how the runs of a sweep ended."""
+    print(f"{kind}: {what}, {runs} runs, {time.perf_counter() - begun:.0f} s")
+    for end, count in sorted(ends.items()):
+        print(f"  {count:4} {end}")
 
 
 def full_size() -> bool:
@@ -29,7 +40,10 @@ class Case:
 
     @property
     def failpoints(self) -> str:
-        return ";".join(f"{point}={self.action}@{self.at}" for point in self.points)
+        return ";".join(f"{point}={self.action.split()[0]}@{self.at}" for point in self.points)
+
+    def __str__(self) -> str:
+        return self.failpoints
 
     @property
     def certain(self) -> bool:
@@ -54,33 +68,47 @@ def kills(points: Counter[str]) -> Iterator[Case]:
 
 
 def errors(points: Counter[str]) -> Iterator[Case]:
-    """The first pass of every point. A run has several, where a relay lives on after each."""
-    # What fails at the start ends the relay: it says so instead of trying for ever.
-    fatal = sorted(point for point in points if point.startswith(("relay.", "sql.meta_")))
-    survived = sorted(points.keys() - fatal)
-    groups = len(survived) if full_size() else -(-len(survived) // TOGETHER)
-    for point in fatal:
-        yield Case("error", (point,))
-    for number in range(groups):
-        yield Case("error", tuple(survived[number::groups]))
+    """Errors before the effect and after it, at the first pass of every point."""
+    for end in ("before", "after"):
+        ours = [point for point in points if point.endswith(end)]
+        # What fails at the start ends the relay: it says so instead of trying for ever.
+        fatal = sorted(p for p in ours if p.startswith(("relay.", "sql.meta_", "link.")))
+        survived = sorted(set(ours) - set(fatal))
+        for point in fatal:
+            yield Case(f"error {end}", (point,))
+        if full_size():
+            for point in survived:
+                for at in sorted({1, 2, points[point]}):
+                    if at <= points[point]:
+                        yield Case(f"error {end}", (point,), at)
+        else:
+            for group in together(survived):
+                yield Case(f"error {end}", tuple(group))
+
+
+def together(things: Sequence[T]) -> list[Sequence[T]]:
+    """A run has several faults, where a relay lives on after each; neighbours are kept apart."""
+    groups = -(-len(things) // TOGETHER)
+    return [things[number::groups] for number in range(groups)]
 
 
 def sweep(
-    make: Callable[[], World], chosen: list[Case], run: Callable[[World, Case], str]
+    make: Callable[[], World], chosen: Sequence[T], run: Callable[[World, T], str]
 ) -> Counter[str]:
     """Run all cases, several at a time, each in an empty world; returns how they ended."""
     worlds: queue.Queue[World] = queue.Queue()
     for _ in range(WORLDS):
         worlds.put(make())
 
-    def one(case: Case) -> str:
+    def one(case: T) -> str:
         world = worlds.get()
         try:
             world.clear()
             return run(world, case)
         except Exception as error:
             logs = "\n".join(child.log for child in world.children)
-            raise AssertionError(f"{case.failpoints}: {error}\n{logs}") from error
+            left = {table: rows for table, rows in world.tables.content().items() if rows}
+            raise AssertionError(f"{case}: {error}\n{left}\n{logs}") from error
         finally:
             worlds.put(world)
 

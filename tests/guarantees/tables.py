@@ -1,8 +1,11 @@
 """The database seen from outside, through plain drivers: never through the code under test."""
 
 import asyncio
+import json
 import sqlite3
+import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -15,6 +18,17 @@ CONTENT = ("outbox", "delayed", "held", "dead_letter", "archive")
 _OURS = {
     "business": "CREATE TABLE business (id VARCHAR(36) PRIMARY KEY, k VARCHAR(50), n BIGINT)",
     "counter": "CREATE TABLE counter (k VARCHAR(50) PRIMARY KEY, n BIGINT NOT NULL)",
+}
+_CONNECTIONS = {
+    "postgresql": "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
+    "mariadb": "SELECT COUNT(*) FROM information_schema.processlist"
+    " WHERE db = DATABASE() AND id <> CONNECTION_ID()",
+}
+_TRANSACTIONS = {
+    "postgresql": _CONNECTIONS["postgresql"] + " AND xact_start IS NOT NULL",
+    "mariadb": _CONNECTIONS["mariadb"]
+    + " AND id IN (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx)",
 }
 
 
@@ -46,6 +60,15 @@ def run(connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(statement, values or None)
         return list(cursor.fetchall()) if cursor.description else []
+
+
+def note_standing(url: str, path: Path | str) -> None:
+    """Write down what stands in a table at this moment: a fault has just happened."""
+    tables = Tables(url)
+    standing = tables.ids("outbox") | tables.ids("held") | tables.ids("delayed")
+    tables.close()
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(sorted(standing)) + "\n")
 
 
 class Tables:
@@ -105,6 +128,23 @@ class Tables:
         finally:
             connection.close()
         return True
+
+    def transactions(self) -> int:
+        """How many transactions others have open now; on SQLite whether one has the lock."""
+        if self.kind == "sqlite":
+            return int(not self.can_write())
+        ((count,),) = self.query(_TRANSACTIONS[self.kind])
+        return int(count)
+
+    def connections(self) -> int:
+        """How many connections others have to this database.
+
+        A file knows of none: there it is the threads of aiosqlite in this process, one for each.
+        """
+        if self.kind == "sqlite":
+            return sum("_connection_worker" in thread.name for thread in threading.enumerate())
+        ((count,),) = self.query(_CONNECTIONS[self.kind])
+        return int(count)
 
     def ids(self, table: str) -> set[str]:
         return {str(id) for (id,) in self.query(f"SELECT id FROM {{p}}{table}")}

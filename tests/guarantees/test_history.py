@@ -93,3 +93,14 @@ def test_duplicates_are_bounded_by_what_may_be_in_flight() -> None:
     report = check(history)
     assert report.duplicates == {ONE: 3}
     assert [line[:13] for line in report.violations] == ["I4 duplicates"]
+
+
+def test_where_faults_are_noted_only_what_stood_in_a_table_may_come_again() -> None:
+    assert not check(replace(good(), faults=[{"a1", "b3"}])).violations
+    for faults in ([], [{"b1"}]):
+        violations = check(replace(good(), faults=faults)).violations
+        assert [line[:17] for line in violations] == ["I4 duplicates: a1"]
+    history = replace(good(), faults=[{"a1"}])
+    history.deliveries.append(Delivery("a1", "a", 1, 3, OTHER))
+    assert "a1 came again 2 times, and stood in a table at 1 faults" in str(check(history))
+    assert check(history).repeated == {"a1": 2}

@@ -6,19 +6,16 @@ run, though not the races. Random kills bury nothing: no message is taken for a 
 """
 
 import asyncio
-import json
 import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import nats
 import pytest
 from chaos import Blow, Crew, play
-from history import Delivery
-from nats.js.api import StreamConfig
 from nursery import Child
+from streams import make_stream, read_stream
 from worlds import KINDS, World
 
 from servers import NatsServer, PostgresServer, Server
@@ -111,29 +108,6 @@ def test_kills_of_relays_and_database(
     print(crew.judge())
 
 
-async def make_stream(server: NatsServer) -> None:
-    """It forgets ids as soon as it may, so that what came twice is seen."""
-    config = StreamConfig(name="facts", subjects=["facts"], duplicate_window=0.1)
-    async with await nats.connect(server.url) as client:
-        await client.jetstream().add_stream(config)
-
-
-async def read_stream(server: NatsServer) -> list[Delivery]:
-    """Everything the stream holds, in its order."""
-    found = []
-    async with await nats.connect(server.url) as client:
-        jetstream = client.jetstream()
-        count = (await jetstream.stream_info("facts")).state.messages
-        subscription = await jetstream.subscribe("facts", ordered_consumer=True)
-        for _ in range(count):
-            message = await subscription.next_msg(timeout=10)
-            headers = message.headers or {}
-            pid = int(headers["ce-source"].strip("/"))
-            n = json.loads(message.data)["n"]
-            found.append(Delivery(headers["event_id"], None, n, 0, pid))
-    return found
-
-
 def test_kills_of_relays_database_and_broker(
     new_world: Callable[[str], World],
     postgres: PostgresServer,
@@ -141,8 +115,8 @@ def test_kills_of_relays_database_and_broker(
     seed: str,
 ) -> None:
     size, world = SIZES["postgresql"], new_world("postgresql")
-    asyncio.run(make_stream(nats_server))
+    asyncio.run(make_stream(nats_server, "facts", "facts"))
     marks = str(world.folder / "mark")
     crew = Crew(world, size.relays, seed, nats=nats_server.url, marks=marks)
     run(size, crew, seed, blows(size, crew, seed, postgres, nats_server))
-    print(crew.judge(asyncio.run(read_stream(nats_server))))
+    print(crew.judge(asyncio.run(read_stream(nats_server, "facts", "facts"))))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from sweeping import Case, learn, sweep
+from sweeping import Case, learn, sweep, tell
 from worlds import KINDS, World
 
 pytestmark = pytest.mark.guarantee
@@ -34,11 +34,8 @@ def test_business_rows_and_messages_are_always_alike(
     chosen = [
         Case(action, (point,), at)
         for point, passes in sorted(learnt.items())
-        for action in ("kill", "error")
+        for action in ("kill", f"error {point.rpartition('.')[2]}")
         for at in range(1, passes + 1)
     ]
     ends = sweep(lambda: new_world(kind), chosen, run_case)
-    seconds = time.perf_counter() - begun
-    print(f"{kind}: {len(learnt)} points, {len(chosen)} runs, {seconds:.0f} s")
-    for end, count in sorted(ends.items()):
-        print(f"  {count:4} {end}")
+    tell(kind, begun, len(chosen), f"{len(learnt)} points", ends)

@@ -1,13 +1,13 @@
 """One database, the relays and writers around it, and what they wrote down."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from history import Fact, History, Report, check
+from history import Delivery, Fact, History, Report, check
 from nursery import Child, Nursery
-from tables import Tables, connect
+from tables import Tables, connect, note_standing
 
 from helpers import eventually
 from postroom.messages import Draft, new_id
@@ -47,6 +47,10 @@ class World:
     @property
     def writer_log(self) -> Path:
         return self.folder / f"writers-{self._runs}"
+
+    @property
+    def faults(self) -> Path:
+        return self.folder / f"faults-{self._runs}"
 
     def clear(self) -> None:
         """Begin anew: empty tables, new records."""
@@ -98,7 +102,8 @@ class World:
         return self._start(program, environment, log=str(self.writer_log), **options)
 
     def _start(self, program: str, environment: dict[str, str], **options: Any) -> Child:
-        child = self.nursery.start(program, environment=environment, url=self.tables.url, **options)
+        options.setdefault("url", self.tables.url)
+        child = self.nursery.start(program, environment=environment, **options)
         self.children.append(child)
         return child
 
@@ -136,13 +141,30 @@ class World:
             return set()
         return {json.loads(line)[0] for line in self.record.read_text().splitlines()}
 
-    def judge(self, *, in_flight: int = QUICK["in_flight_rows"]) -> Report:
-        """The history of all that was published and delivered so far."""
+    def note_fault(self) -> None:
+        """Something has just gone wrong: what was not settled by now may come again."""
+        note_standing(self.tables.url, self.faults)
+
+    def standing(self) -> set[str]:
+        """What was noted at the last fault."""
+        return set(json.loads(self.faults.read_text().splitlines()[-1]))
+
+    def judge(
+        self,
+        *,
+        in_flight: int = QUICK["in_flight_rows"],
+        every_fault_noted: bool = False,
+        deliveries: Sequence[Delivery] = (),
+    ) -> Report:
+        """The history of all that was published and delivered so far, elsewhere too."""
         history = History(disturbed=set(self.disturbed), in_flight=in_flight)
         history.commit(self._facts)
         history.read_writer(self.writer_log)
         history.read_deliveries(self.record)
+        history.deliveries += deliveries
         history.read_tables(self.tables)
+        if every_fault_noted:
+            history.read_faults(self.faults)
         return check(history)
 
     def end_children(self) -> None:
