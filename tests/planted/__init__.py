@@ -189,9 +189,10 @@ BUGS: dict[str, Bug] = {
     "was_committed_guesses": Bug(
         "a COMMIT whose answer was lost is taken for done",
         on(
-            "tests/outbox/test_ambiguous_commits.py::"
-            "test_a_lost_answer_to_a_commit_is_resolved_by_asking",
-            *SERVERS,
+            "tests/guarantees/test_lost_commits.py::"
+            "test_the_caller_can_find_out_what_became_of_a_commit",
+            "psycopg",
+            "asyncmy",
         ),
     ),
     "nan_published": Bug(
