@@ -44,6 +44,7 @@ SHELTERED = {
     "Database._open_one",
     "Office._close",
     "_Asyncpg.end",
+    "_File.end",
     "_Psycopg.end",
     "_ThroughSQLAlchemy.end",
 }

@@ -69,11 +69,21 @@ class _ThroughSQLAlchemy:
                 await self._connection.close()
 
 
+class _File(_ThroughSQLAlchemy):
+    """SQLite keeps the lock of a closed connection while somebody still has one of its cursors."""
+
+    async def end(self) -> None:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self.driver.rollback()
+        await super().end()
+
+
 async def through_sqlalchemy(engine: AsyncEngine, dialect: str) -> Opened:
     """Open a connection of MariaDB or SQLite."""
     connection = await engine.connect()
     driver = (await connection.get_raw_connection()).driver_connection
-    opened = _ThroughSQLAlchemy(connection, driver)
+    opened = (_File if dialect == "sqlite" else _ThroughSQLAlchemy)(connection, driver)
     try:
         await opened.look(dialect)
     except BaseException:
