@@ -38,7 +38,7 @@ LONGEST_FILE_LINES = 500
 KNOWN_IN_ROOT = {
     # What is kept.
     ".ci", ".git", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
-    "README.md", "bench", "docs", "examples", "pyproject.toml", "scripts", "src", "tests",
+    "README.md", "bench", "docs", "examples", "models", "pyproject.toml", "scripts", "src", "tests",
     # What tools leave behind, and git ignores.
     ".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache",
     ".servers", ".venv", "__pycache__", "build", "dist",
