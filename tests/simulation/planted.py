@@ -1,0 +1,142 @@
+"""Bugs on purpose, each one that a relay or its SQL could have; every one must be found."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from postroom.brokers.base import Outcome, Transient, Unknown
+from postroom.messages import Message
+from postroom.outbox import lane, office, rules, sending
+from postroom.outbox.rules import SETTLED, Horizon, Settled, Verdict
+
+from .size import SMALL, Size
+from .tables import LANES, LaneRow, Row, Values, View
+from .world import Living, World
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug, and what its traces look like."""
+
+    shows: tuple[str, ...]
+    view: type[View] = View
+    world: type[World] = World
+    plant: Callable[[], Any] = nullcontext
+    size: Size = SMALL
+
+
+class NoFence(View):
+    """Settles whoever asks, even after a take-over."""
+
+    def fence(self, values: Values) -> list[tuple[int]]:
+        return [(number % LANES,) for number in values["fence_list"]]
+
+    def settle_deleted(self, values: Values) -> list[tuple[Any, ...]]:
+        gone = self.outbox_delete(values)
+        self.journal_clear(values)
+        return [(number % LANES, gone[0][0]) for number in values["fence_list"]]
+
+    settle_archived = settle_deleted
+
+
+class ApplicationClock(View):
+    """Leases are measured by the clock of whoever asks."""
+
+    def _its_now(self) -> float:
+        return self.now() + self.asker.skew_seconds
+
+    def is_free(self, row: LaneRow, values: Values) -> bool:
+        return row.owner is None or (row.lease_until or 0) < self._its_now()
+
+    def lease_end(self, values: Values) -> float:
+        return self._its_now() + float(values["lease_us"]) / 1e6
+
+
+class ForgetsHeld(View):
+    """A read does not look whether the key is held."""
+
+    def key_is_held(self, row: Row) -> bool:
+        return False
+
+
+class LastRead(Horizon):
+    """The watermark stands at the last position that was read."""
+
+    def seen(self, lane: int, last: int | None, full: bool, begun: Mapping[int, int]) -> None:
+        super().seen(lane, last, full, begun)
+        self.safe[lane] = max(self.safe.get(lane, 0), last or 0)
+
+
+class ExitsAtOnce(World):
+    """SIGTERM ends the process as SIGKILL does."""
+
+    def stop(self, living: Living) -> None:
+        self._kill(living)
+
+
+async def _settle_first(self: Any, wave: list[Message]) -> None:
+    wave = [message for message in wave if message.order not in self._stopped]
+    if wave:
+        self._change.delivered += wave
+        await self._flush()
+        await self.desk.sender.send(wave, epoch=self.lane.fence.epoch, may_send=self.lane.may_send)
+
+
+@contextmanager
+def _whole_batch() -> Iterator[None]:
+    send = sending.Sender.send
+
+    async def generous(self: Any, wave: Sequence[Message], **how: Any) -> list[Verdict]:
+        verdicts = await send(self, wave, **how)
+        if any(isinstance(answer, Settled) for answer in verdicts):
+            return [SETTLED] * len(verdicts)
+        return verdicts
+
+    with patch.object(sending.Sender, "send", generous):
+        yield
+
+
+def _blames_the_message(outcome: Outcome, *rest: Any) -> Verdict:
+    if isinstance(outcome, Transient | Unknown):
+        outcome = replace(outcome, down=None)
+    return rules.verdict(outcome, *rest)
+
+
+BUGS = {
+    "no fence": Bug(
+        ("passed", "came twice"),
+        view=NoFence,
+        size=Size(
+            12,
+            writers=5,
+            transactions=8,
+            relays=3,
+            pause_seconds=2,
+            troubles=("freeze",),
+            refuses=0.4,
+            latency_seconds=0.2,
+            settings={"batch_rows": 1},
+        ),
+    ),
+    "watermark at the last position read": Bug(
+        ("passed", "had been passed", "not drained"),
+        plant=lambda: patch.object(office, "Horizon", LastRead),
+    ),
+    "settled before the receipt": Bug(
+        ("lost",), plant=lambda: patch.object(lane._Batch, "_send_wave", _settle_first)
+    ),
+    "whole batch settled": Bug(("lost",), plant=_whole_batch),
+    "clock of the application": Bug(("not drained", "came twice"), view=ApplicationClock),
+    "held key not held": Bug(("passed",), view=ForgetsHeld),
+    "attempts spent on an outage": Bug(
+        ("died of", "attempts"),
+        plant=lambda: patch.object(sending, "verdict", _blames_the_message),
+    ),
+    "exit at SIGTERM": Bug(
+        ("came twice",),
+        world=ExitsAtOnce,
+        size=Size(transactions=8, troubles=("stop",), latency_seconds=0.1),
+    ),
+}

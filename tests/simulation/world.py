@@ -1,0 +1,279 @@
+"""One schedule: relays, publishers, and whatever befalls them; then peace, and a look at it all.
+
+Each schedule draws its own kinds of trouble, so that some are calm, some have one kind only, and
+some have all: what one fault hides, its absence shows.
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Any
+
+from postroom import signals
+from postroom.errors import PostroomError
+from postroom.outbox.relay import Relay
+from postroom.retry import RetryPolicy
+
+from .application import Application, Fact
+from .exchange import Exchange, Mood
+from .loop import Loop, Process, Task
+from .nemesis import Nemesis
+from .server import Server
+from .size import ROUTES, TROUBLES, Size
+from .stage import simulated
+from .tables import View
+
+URL = "postgresql://sim@sim/sim"
+RETRY = RetryPolicy((0.3, 0.6, 1.2), attempts=6)
+DEADLINE_SECONDS = 150.0
+STOP_SECONDS = 15.0
+
+
+@dataclass(eq=False)
+class Living:
+    """A relay in its process."""
+
+    process: Process
+    relay: Relay | None = None
+    task: Task | None = None
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    at: float
+    process: Process | None
+    why: str
+
+
+class World:
+    """Everything of one schedule; `run` plays it, and `checks.violations` judges it."""
+
+    def __init__(self, seed: int, size: Size, view: type[View] = View) -> None:
+        self.seed = seed
+        self.size = size
+        self.random = Random(seed)
+        self.loop = Loop(Random(seed + 1))
+        self.trace_lines: deque[tuple[Any, ...]] = deque(maxlen=400)
+        self._digest = hashlib.sha256()
+        self.faults: list[Fault] = []
+        self.wrong: list[str] = []
+        self.server = Server(self.loop, Random(seed + 2), self.trace, self.fault, view)
+        self.exchange = Exchange(self.loop, Random(seed + 3), self.trace)
+        self.exchange.mood = Mood(size.latency_seconds, size.refuses)
+        self.drained = False
+        self.here = Process("world")
+        self.writers = Process("writers")
+        self.relays: list[Living] = []
+        self.ended: list[Living] = []
+        self._names = count(1)
+        self.application = Application(self.loop, self.server, size, Random(seed + 4), self.trace)
+        self.exchange.poison = self.application.poison
+        self.nemesis = Nemesis(self, self.here, Random(seed + 7))
+        dice = self.random
+        some = dice.choice((0, 1, 2, 3, 5, len(TROUBLES)))
+        self.troubles = size.troubles or tuple(dice.sample(TROUBLES, some))
+        self.exchange.ordered = dice.random() < 0.3
+        self.settings: dict[str, Any] = {
+            "lease_seconds": 4.0,
+            "send_timeout_seconds": 1.0,
+            "batch_rows": dice.choice((1, 2, 3, 10, 100)),
+            "in_flight_rows": dice.choice((100, 200)),
+            "poll_min_seconds": 0.05,
+            "poll_max_seconds": dice.choice((0.2, 1.0, 1.0, 1.0)),
+            "grace_seconds": 10,
+            "rescan_seconds": 15,
+            "keep_delivered_seconds": dice.choice((0, 86_400)),
+            "on_dead": dice.choice(("hold", "continue")),
+            **size.settings,
+        }
+
+    @property
+    def facts(self) -> list[Fact]:
+        return self.application.facts
+
+    @property
+    def lease_seconds(self) -> float:
+        return float(self.settings["lease_seconds"])
+
+    # ── telling ────────────────────────────────────────────────────────────────────────────────
+
+    def trace(self, *what: Any) -> None:
+        line = (round(self.loop.now, 6), *what)
+        self.trace_lines.append(line)
+        self._digest.update(repr(line).encode())
+
+    @property
+    def digest(self) -> str:
+        """The whole story in one word: two runs of a seed give the same."""
+        return self._digest.hexdigest()
+
+    def fault(self, process: Process | None, why: str) -> None:
+        """Something went wrong that may cost duplicates."""
+        self.faults.append(Fault(self.loop.now, process, why))
+        self.trace("fault", process.name if process else "all", why)
+
+    def _hear(self, name: str, fields: dict[str, Any]) -> None:
+        if name == "lane.late":
+            self.wrong.append(f"a rescan found position {fields['position']}: it had been passed")
+
+    # ── the story ──────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Play the schedule to its end."""
+        with simulated(self):
+            unlisten = signals.listen(self._hear, only=["lane.late"])
+            try:
+                self.loop.run_until(self.loop.spawn(self.here, self._story))
+            finally:
+                unlisten()
+                self._end_all()
+
+    async def _story(self) -> None:
+        dice = self.random
+        for _ in range(self.size.relays):
+            self.start_relay()
+        writers = [
+            self.loop.spawn(self.writers, self.application.write, Random(dice.getrandbits(32)))
+            for _ in range(self.size.writers)
+        ]
+        await self.nemesis.go_on()
+        self.nemesis.make_peace()
+        await asyncio.wait(writers)
+        for writer in writers:
+            writer.result()
+        if not self.relays:
+            self.start_relay()
+        await self._wait_for_quiet()
+        await self._stop_all()
+
+    async def _wait_for_quiet(self) -> None:
+        give_up_at = self.loop.now + DEADLINE_SECONDS
+        while self.loop.now < give_up_at:
+            if self._quiet():
+                self.drained = True
+                return
+            await asyncio.sleep(0.5)
+
+    def _quiet(self) -> bool:
+        """Whether all that is left waits for a person."""
+        tables = self.server.tables
+        blocked = {row.order for row in tables.held.values() if row.blocked}
+        waiting = [row for row in tables.held.values() if row.order not in blocked]
+        return not (tables.outbox or tables.delayed or waiting)
+
+    async def _stop_all(self) -> None:
+        for living in list(self.relays):
+            self.stop(living)
+        stopped = [living for living in self.ended if living.stopped]
+        tasks = [living.task for living in stopped if living.task is not None]
+        running = (await asyncio.wait(tasks, timeout=STOP_SECONDS))[1] if tasks else None
+        if running:
+            self.wrong.append(f"{len(running)} relays did not stop")
+
+    def _end_all(self) -> None:
+        """Whatever still runs ends now, so that no task is left behind."""
+        for living in [*self.relays, *self.ended]:
+            self._kill(living)
+        processes = [living.process for living in self.ended]
+
+        async def bury() -> None:
+            for _ in range(20):
+                tasks = [task for process in processes for task in process.tasks]
+                tasks += list(self.writers.tasks)
+                if not tasks:
+                    return
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks, timeout=30)
+            raise RuntimeError("tasks that do not end")
+
+        self.loop.run_until(self.loop.spawn(self.here, bury))
+
+    # ── relays ─────────────────────────────────────────────────────────────────────────────────
+
+    def start_relay(self) -> None:
+        """A new process with a relay in it."""
+        dice = self.random
+        process = Process(
+            f"relay{next(self._names)}",
+            skew_seconds=dice.choice((0.0, -3600.0, 3600.0)),
+            booted_seconds=dice.random() * 1e6,
+        )
+        living = Living(process)
+        self.relays.append(living)
+        living.task = self.loop.spawn(process, self._live, living)
+        self.trace("start", process.name)
+
+    async def _live(self, living: Living) -> None:
+        while not living.process.dead:
+            urls = set(ROUTES.values())
+            living.relay = Relay(
+                URL,
+                ROUTES,
+                brokers={url: self.exchange.broker(url) for url in sorted(urls)},
+                retry=RETRY,
+                listen=False,
+                name=living.process.name,
+                **self.settings,
+            )
+            try:
+                await living.relay.run()
+            except PostroomError as error:
+                # As a supervisor does it: a relay that could not start is started again.
+                self.trace("not started", living.process.name, type(error).__name__)
+                await asyncio.sleep(1)
+            except Exception as error:
+                if not living.process.dead:
+                    self.wrong.append(f"{living.process.name} failed: {error!r}")
+                return
+            if living.stopped:
+                break
+        self._look_after_stop(living)
+
+    def _look_after_stop(self, living: Living) -> None:
+        """A relay that ended in good order has left nothing behind."""
+        if living.process.dead or living.relay is None:
+            return
+        living.process.dead = True
+        self.trace("stopped", living.process.name)
+        if any(fault.process in (None, living.process) for fault in self.faults):
+            return
+        tables, owner = self.server.tables, living.relay.owner
+        left = [lane for lane, row in tables.lane.items() if row.owner == owner]
+        left += [lane for lane, who, _ in tables.batch if who == owner]
+        if left or owner in tables.worker:
+            self.wrong.append(f"{living.process.name} stopped and left something in lanes {left}")
+
+    def stop(self, living: Living) -> None:
+        """SIGTERM."""
+        self.relays.remove(living)
+        self.ended.append(living)
+        living.stopped = True
+        self.trace("stop", living.process.name)
+        if living.relay is not None:
+            living.relay.stop()
+
+    def crash(self, living: Living) -> None:
+        """SIGKILL: nothing it does from now on reaches anybody."""
+        if living.process.dead:
+            return
+        self.fault(living.process, "crash")
+        if living in self.relays:
+            self.relays.remove(living)
+            self.ended.append(living)
+        self._kill(living)
+
+    def _kill(self, living: Living) -> None:
+        process = living.process
+        if living in self.relays:
+            self.relays.remove(living)
+            self.ended.append(living)
+        process.dead, process.frozen = True, False
+        process.fuse, process.waits_for_send = None, False
+        self.server.lose(process)
+        for task in list(process.tasks):
+            task.cancel()
