@@ -81,7 +81,8 @@ def _duplicates(world: World) -> Iterator[str]:
     for place, arrival in enumerate(world.exchange.arrivals):
         before = world.exchange.arrivals[last[arrival.id]] if arrival.id in last else None
         last[arrival.id] = place
-        if before is None or not before.told:
+        # What was sent earlier and overtaken on the way had been given up by its sender.
+        if before is None or not before.told or arrival.sent_at < before.sent_at:
             continue
         if not any(_excuses(world, fault, before, arrival) for fault in world.faults):
             yield f"message {numbers.get(arrival.id)} came twice for no reason"

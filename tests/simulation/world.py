@@ -209,7 +209,7 @@ class World:
         self.trace("start", process.name)
 
     async def _live(self, living: Living) -> None:
-        while not living.process.dead:
+        while not living.process.dead and not living.stopped:
             urls = set(ROUTES.values())
             living.relay = Relay(
                 URL,
@@ -230,8 +230,6 @@ class World:
                 if not living.process.dead:
                     self.wrong.append(f"{living.process.name} failed: {error!r}")
                 return
-            if living.stopped:
-                break
         self._look_after_stop(living)
 
     def _look_after_stop(self, living: Living) -> None:
