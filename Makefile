@@ -42,8 +42,9 @@ guarantees: $(TOOLS) ## Kill and simulate relays at every point, at full size
 	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest -s tests/guarantees \
 		tests/outbox/test_payloads.py tests/simulation
 
-bench: $(TOOLS) ## Measure how fast a relay drains the outbox
-	$(BIN)/python bench/drain.py
+bench: $(TOOLS) ## Measure against peers and against the servers alone; draws docs/images
+	@echo "Peers are installed into .bench on first use, each into an environment of its own."
+	$(BIN)/python -m bench --pictures docs/images --json .bench/figures.json $(SECTIONS)
 
 lint: $(TOOLS) ## Only ruff, mypy and the import rules
 	$(BIN)/ruff check .

@@ -1,0 +1,86 @@
+"""The runner: chooses what is measured, shows progress, prints tables, writes JSON and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from bench import picture
+from bench.figures import Figures
+from bench.room import PEERS, Room, install_peers
+from bench.sections import backlog, drain, latency, publish, scale
+
+SECTIONS: dict[str, Callable[[Room], Figures]] = {
+    "drain": drain.noop,
+    "nats": drain.nats,
+    "hot-key": drain.hot_key,
+    "latency": latency.latency,
+    "tax": latency.tax,
+    "publish": publish.publish,
+    "backlog": backlog.backlog,
+    "pinned": backlog.pinned,
+    "memory": scale.memory,
+    "two-relays": scale.two,
+}
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Figures]:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; none: all")
+    parser.add_argument("--quick", action="store_true", help="smallest sizes: shows that it runs")
+    parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--pictures", type=Path, help="write the pictures into this directory")
+    options = parser.parse_args(arguments)
+    chosen = options.sections or list(SECTIONS)
+    if unknown := set(chosen) - set(SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}: there are {', '.join(SECTIONS)}")
+    console = Console()
+    begun = time.monotonic()
+    if not options.no_peers:
+        install_peers(console.print)
+    found = _measure(chosen, options, console)
+    _write(found, options, console)
+    unmet = [line for each in found.values() for line in each.lines if line.met is False]
+    minutes = (time.monotonic() - begun) / 60
+    console.print(f"{len(unmet)} bars not met; {minutes:.1f} minutes")
+    return found
+
+
+def _measure(
+    chosen: list[str], options: argparse.Namespace, console: Console
+) -> dict[str, Figures]:
+    found: dict[str, Figures] = {}
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    peers = () if options.no_peers else PEERS
+    with Room(options.quick, peers, console) as room:
+        for number, name in enumerate(chosen, 1):
+            with Progress(*columns, console=console, transient=True) as progress:
+                task = progress.add_task(name)
+
+                def tick(what: str, task=task, progress=progress, at=number, name=name) -> None:
+                    progress.update(task, description=f"{at}/{len(chosen)} {name}: {what}")
+
+                room.tick = tick
+                found[name] = SECTIONS[name](room)
+            found[name].show(console)
+    return found
+
+
+def _write(found: dict[str, Figures], options: argparse.Namespace, console: Console) -> None:
+    if options.json:
+        whole = {name: figures.as_json() for name, figures in found.items()}
+        options.json.write_text(json.dumps(whole, indent=2) + "\n")
+    if options.pictures:
+        for path in picture.draw(found, options.pictures):
+            console.print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What is measured, one file a question. Each takes a room and returns its figures."""
