@@ -92,8 +92,7 @@ WISHES = {"type": "bench.v1", "topic": stage.SUBJECT, "key": "k1"}
 VALUES = encode(Draft(payload=PAYLOAD, **WISHES))._asdict()
 
 
-def drafts() -> list[Draft]:
-    return [Draft(payload=PAYLOAD, **WISHES) for _ in range(MANY)]
+DRAFTS = [Draft(payload=PAYLOAD, **WISHES) for _ in range(MANY)]
 
 
 def _own(name: str, style: str) -> tuple[str, tuple[Any, ...]]:
@@ -126,7 +125,7 @@ async def _asyncpg(url: str, stack: AsyncExitStack) -> tuple[Work, ...]:
     return (
         lambda: OUTBOX.publish_async(connection, PAYLOAD, **WISHES),
         lambda: connection.fetch(one, *values),
-        lambda: OUTBOX.publish_many_async(connection, drafts()),
+        lambda: OUTBOX.publish_many_async(connection, DRAFTS),
         lambda: connection.fetch(arrays, *columns),
         fresh,
     )
@@ -144,7 +143,7 @@ async def _psycopg(url: str, stack: AsyncExitStack) -> tuple[Work, ...]:
     return (
         _sync(lambda: OUTBOX.publish(connection, PAYLOAD, **WISHES)),
         _sync(lambda: connection.execute(one, values).close()),
-        _sync(lambda: OUTBOX.publish_many(connection, drafts())),
+        _sync(lambda: OUTBOX.publish_many(connection, DRAFTS)),
         _sync(own_many),
         _sync(connection.rollback),
     )
@@ -163,7 +162,7 @@ async def _async_psycopg(url: str, stack: AsyncExitStack) -> tuple[Work, ...]:
     return (
         lambda: OUTBOX.publish_async(connection, PAYLOAD, **WISHES),
         lambda: connection.execute(one, values),
-        lambda: OUTBOX.publish_many_async(connection, drafts()),
+        lambda: OUTBOX.publish_many_async(connection, DRAFTS),
         own_many,
         connection.rollback,
     )
@@ -183,7 +182,7 @@ async def _psycopg2(url: str, stack: AsyncExitStack) -> tuple[Work, ...]:
     return (
         _sync(lambda: OUTBOX.publish(connection, PAYLOAD, **WISHES)),
         _sync(lambda: execute(one, values)),
-        _sync(lambda: OUTBOX.publish_many(connection, drafts())),
+        _sync(lambda: OUTBOX.publish_many(connection, DRAFTS)),
         _sync(lambda: execute(arrays, columns)),
         _sync(connection.rollback),
     )
@@ -198,7 +197,7 @@ async def _core(url: str, stack: AsyncExitStack) -> tuple[Work, ...]:
     return (
         _sync(lambda: OUTBOX.publish(connection, PAYLOAD, **WISHES)),
         _sync(lambda: connection.execute(one, VALUES)),
-        _sync(lambda: OUTBOX.publish_many(connection, drafts())),
+        _sync(lambda: OUTBOX.publish_many(connection, DRAFTS)),
         _sync(lambda: connection.execute(one, rows)),
         _sync(connection.rollback),
     )
@@ -213,7 +212,7 @@ async def _session(url: str, stack: AsyncExitStack) -> tuple[Work, ...]:
     return (
         _sync(lambda: OUTBOX.publish(session, PAYLOAD, **WISHES)),
         _sync(lambda: session.execute(one, VALUES)),
-        _sync(lambda: OUTBOX.publish_many(session, drafts())),
+        _sync(lambda: OUTBOX.publish_many(session, DRAFTS)),
         _sync(lambda: session.execute(one, rows)),
         _sync(session.rollback),
     )
@@ -230,7 +229,7 @@ async def _async_session(url: str, stack: AsyncExitStack) -> tuple[Work, ...]:
     return (
         lambda: OUTBOX.publish_async(session, PAYLOAD, **WISHES),
         lambda: session.execute(one, VALUES),
-        lambda: OUTBOX.publish_many_async(session, drafts()),
+        lambda: OUTBOX.publish_many_async(session, DRAFTS),
         lambda: session.execute(arrays, columns),
         session.rollback,
     )

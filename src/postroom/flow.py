@@ -8,12 +8,8 @@ columns by place, so that users' row factories and codecs do not matter.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 __all__ = ["AsyncLink", "Flow", "Link", "Row", "Rows", "Statement", "Value", "run", "run_async"]
 
@@ -23,14 +19,17 @@ Rows: TypeAlias = "list[Row]"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """One named query of a room with its values, or with many rows of values at once."""
+class Statement(NamedTuple):
+    """One named query of a room with its values, or with many rows of values at once.
+
+    Many rows come as mappings, or as one sequence of values for each column.
+    """
 
     room: str
     name: str
     values: Mapping[str, Value] | None = None
     many: Sequence[Mapping[str, Value]] | None = None
+    columns: Mapping[str, Sequence[Value]] | None = None
 
 
 Flow: TypeAlias = Generator[Statement, Rows, T]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -36,8 +37,13 @@ class Kind:
     @property
     def link(self) -> Callable[[Any], Any]:
         """The link class; importing it imports the driver, which is there if a connection is."""
-        module, _, name = self.link_name.partition(":")
-        return getattr(import_module(f"postroom.databases.{module}"), name)  # type: ignore[no-any-return]
+        return _imported(self.link_name)
+
+
+@cache
+def _imported(link_name: str) -> Callable[[Any], Any]:
+    module, _, name = link_name.partition(":")
+    return getattr(import_module(f"postroom.databases.{module}"), name)  # type: ignore[no-any-return]
 
 
 _ENGINE = "use an engine without isolation_level='AUTOCOMMIT'"
@@ -142,15 +148,26 @@ WRAPPERS: dict[tuple[str, str], Callable[[Any, bool], object]] = {
 
 def bare(tx: object, *, to_write: bool = True) -> Any:
     """The connection inside what was put around it; anything else as it is."""
-    for name in _names(tx):
-        if (inside := WRAPPERS.get(name)) is not None:
-            return bare(inside(tx, to_write), to_write=to_write)
+    if (inside := _wrapper(type(tx))) is not None:  # type: ignore[arg-type]
+        return bare(inside(tx, to_write), to_write=to_write)
     return tx
 
 
-def _names(tx: object) -> Iterator[tuple[str, str]]:
-    """The library and name of an object's class and of every base."""
-    for cls in type(tx).__mro__:
+# What a class is never changes, and a process knows few of them: looking at names takes longer than
+# all the rest of finding a connection's kind.
+@lru_cache(maxsize=256)
+def _wrapper(cls: type) -> Callable[[Any, bool], object] | None:
+    return next((WRAPPERS[name] for name in _names(cls) if name in WRAPPERS), None)
+
+
+@lru_cache(maxsize=256)
+def _kind(cls: type) -> Kind | None:
+    return next((_BY_NAME[name] for name in _names(cls) if name in _BY_NAME), None)
+
+
+def _names(tx: type) -> Iterator[tuple[str, str]]:
+    """The library and name of a class and of every base."""
+    for cls in tx.__mro__:
         library = cls.__module__.partition(".")[0]
         # The compiled half of wrapt gives its module this name.
         yield "wrapt" if library == "_wrappers" else library, cls.__name__
@@ -158,10 +175,7 @@ def _names(tx: object) -> Iterator[tuple[str, str]]:
 
 def find_kind(tx: object) -> Kind | None:
     """The kind of a connection or session, or None."""
-    for name in _names(tx):
-        if (kind := _BY_NAME.get(name)) is not None:
-            return kind
-    return None
+    return _kind(type(tx))  # type: ignore[arg-type]
 
 
 def kind_of(tx: object) -> Kind:

@@ -17,10 +17,11 @@ _MANNER = Manner("postgresql", "format")
 
 
 def _commits_alone(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    if not connection.autocommit:
+        return False
     from psycopg.pq import TransactionStatus
 
-    idle = connection.info.transaction_status == TransactionStatus.IDLE
-    return connection.autocommit and idle
+    return connection.pgconn.transaction_status == TransactionStatus.IDLE
 
 
 class PsycopgLink:

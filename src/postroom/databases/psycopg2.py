@@ -3,6 +3,7 @@ values are adapted here, so what users register or set on the connection does no
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from postroom.databases.steps import Manner, Step, drive
@@ -67,15 +68,18 @@ class Psycopg2Link:
 
 def _adapted(value: Any) -> Any:
     """A value as psycopg2 would adapt it if nobody had told it otherwise."""
+    adapters = _adapters()
+    adapter = adapters.get(type(value))
+    if adapter is None:  # None, a list, or something that is a str and more
+        adapter = next((made for cls, made in adapters.items() if isinstance(value, cls)), array)
+    return adapter(value)
+
+
+@cache
+def _adapters() -> dict[type, Any]:
     from psycopg2 import extensions
 
-    if isinstance(value, str):
-        return extensions.QuotedString(value)
-    if isinstance(value, bytes):
-        return extensions.Binary(value)
-    if isinstance(value, int):
-        return extensions.Int(value)
-    return array(value)
+    return {str: extensions.QuotedString, bytes: extensions.Binary, int: extensions.Int}
 
 
 def array(value: Any) -> Any:

@@ -55,7 +55,10 @@ class Prepared:
             assert isinstance(value, list)
             numbers = ", ".join(map(str, map(int, value))) or "NULL"
             text = text.replace(f"\x00{name}\x00", f"({numbers})")
-        return text, tuple([adapt(dialect, values[name]) for name in self.names])
+        bound = [values[name] for name in self.names]
+        if list in map(type, bound):
+            bound = [adapt(dialect, value) for value in bound]
+        return text, tuple(bound)
 
 
 def adapt(dialect: str, value: Value) -> Any:

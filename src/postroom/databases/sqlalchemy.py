@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from postroom.databases.mysql import for_aiomysql
@@ -43,13 +43,18 @@ def manner_of(dialect: Dialect) -> Manner:
             f"Postroom speaks PostgreSQL, MariaDB, MySQL and SQLite, not {dialect.name}: "
             "give it a session or connection of one of those"
         )
-    if dialect.driver == "asyncpg":
+    return _manner(name, dialect.driver, dialect.paramstyle)
+
+
+@cache
+def _manner(name: str, driver: str, paramstyle: str) -> Manner:
+    if driver == "asyncpg":
         style = "dollar"
-    elif name == "sqlite" or dialect.paramstyle == "qmark":
+    elif name == "sqlite" or paramstyle == "qmark":
         style = "qmark"
     else:
         style = "format"
-    return Manner(name, style, arrays=dialect.driver in _ARRAYS)
+    return Manner(name, style, arrays=driver in _ARRAYS)
 
 
 class SQLAlchemyLink:

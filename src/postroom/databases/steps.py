@@ -9,8 +9,8 @@ step.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 from postroom import failpoints
 from postroom.databases import sql
@@ -28,8 +28,7 @@ class Manner:
     arrays: bool = False  # many rows go as one array a column, where the room has such a query
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One statement in the driver's own form. `many` holds the rows of an executemany.
 
     `lone` says that no other step's rows could be meant, so empty and absent rows are alike.
@@ -43,7 +42,7 @@ class Step:
     def with_values(self, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Step:
         """The step with its values as a driver wants them."""
         many = None if self.many is None else [change(row) for row in self.many]
-        return replace(self, values=change(self.values), many=many)
+        return self._replace(values=change(self.values), many=many)
 
 
 Steps: TypeAlias = Generator[Step, "Rows | None", Rows]
@@ -64,6 +63,8 @@ def _steps(statement: Statement, manner: Manner) -> Steps:
 def _rendered(statement: Statement, manner: Manner) -> list[Step]:
     if statement.many is not None:
         return [_many(statement, statement.many, manner)] if statement.many else []
+    if statement.columns is not None:
+        return [_columns(statement, statement.columns, manner)]
     parts = sql.prepare(statement.room, manner.dialect, statement.name, manner.style)
     values = statement.values or {}
     lone = len(parts) == 1
@@ -78,6 +79,15 @@ def _many(statement: Statement, many: Sequence[Mapping[str, Value]], manner: Man
     (part,) = sql.prepare(statement.room, manner.dialect, statement.name, manner.style)
     bound = [part.bind(manner.dialect, row) for row in many]
     return Step(bound[0][0], many=[values for _, values in bound])
+
+
+def _columns(statement: Statement, columns: Mapping[str, Sequence[Value]], manner: Manner) -> Step:
+    arrays = f"{statement.name}_arrays"
+    if manner.arrays and sql.has_query(statement.room, manner.dialect, arrays):
+        (part,) = sql.prepare(statement.room, manner.dialect, arrays, manner.style)
+        return Step(part.text, tuple([list(columns[name]) for name in part.names]))
+    (part,) = sql.prepare(statement.room, manner.dialect, statement.name, manner.style)
+    return Step(part.text, many=list(zip(*[columns[name] for name in part.names], strict=True)))
 
 
 def drive(statement: Statement, manner: Manner, take: Callable[[Step], Rows | None]) -> Rows:

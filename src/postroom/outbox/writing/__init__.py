@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from postroom.errors import CommitUnknown, PublishError, WrongCall
 from postroom.flow import Flow, Statement, Value
@@ -66,8 +66,7 @@ class Published:
         return f"Published(id={self._id!r}{state})"
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """A message to be written and how.
 
     `claim` is the name under which its dedup key is claimed. It is unique to this call: an id that
@@ -108,8 +107,12 @@ def write(items: Sequence[Item]) -> Flow[None]:
     for topic, key in sorted(locked, key=str):
         yield Statement(ROOM, "lock_key", {"topic": topic, "key": key})
     messages = [item.message for item in wanted]
-    yield from _insert("insert_outbox", [m for m in messages if m.deliver_us is None])
-    yield from _insert("insert_delayed", [m for m in messages if m.deliver_us is not None])
+    delayed = [m for m in messages if m.deliver_us is not None]
+    hot = [m for m in messages if m.deliver_us is None] if delayed else messages
+    if hot:
+        yield _insert("insert_outbox", hot)
+    if delayed:
+        yield _insert("insert_delayed", delayed)
     for item in items:
         item.tell(holder=holders.get(item.claim))
     for watcher in _watchers:
@@ -144,18 +147,18 @@ def _claim_one(dedup_key: str | None, claim: str) -> Flow[str]:
     )
 
 
-def _insert(name: str, messages: Sequence[Encoded]) -> Flow[None]:
+def _insert(name: str, messages: Sequence[Encoded]) -> Statement:
     if len(messages) == 1:
-        yield Statement(ROOM, name, _values(messages[0]))
-    elif messages:
-        yield Statement(ROOM, name, many=[_values(message) for message in messages])
-
-
-def _values(message: Encoded) -> dict[str, Value]:
-    values: dict[str, Value] = message._asdict()
-    values["expires_utc"] = _utc(message.expires_us)
-    values["deliver_utc"] = _utc(message.deliver_us)
-    return values
+        values: dict[str, Value] = messages[0]._asdict()
+        values["expires_utc"] = _utc(messages[0].expires_us)
+        values["deliver_utc"] = _utc(messages[0].deliver_us)
+        return Statement(ROOM, name, values)
+    columns: dict[str, Sequence[Value]] = dict(
+        zip(Encoded._fields, zip(*messages, strict=True), strict=True)
+    )
+    columns["expires_utc"] = [_utc(message.expires_us) for message in messages]
+    columns["deliver_utc"] = [_utc(message.deliver_us) for message in messages]
+    return Statement(ROOM, name, columns=columns)
 
 
 def _utc(microseconds: int | None) -> str | None:
