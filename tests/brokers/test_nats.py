@@ -1,6 +1,7 @@
 """What only NATS JetStream does: streams, limits, duplicates, silence, secrets."""
 
 import asyncio
+import datetime as dt
 import gc
 import itertools
 import json
@@ -23,7 +24,7 @@ from postroom.brokers.nats import NatsBroker
 from postroom.brokers.nats_link import Link
 from postroom.brokers.nats_wire import answer_of, publish_command
 from postroom.errors import ConfigurationError, MissingDriver, Unreachable
-from postroom.messages import new_id
+from postroom.messages import new_id, wire_headers
 from proxy import ChaosProxy
 from servers import NatsServer
 
@@ -95,6 +96,42 @@ async def test_the_servers_limit_is_kept_without_sending(
         assert isinstance(outcome, Permanent)
         assert outcome.code == "too_large"
     assert await shelf.broker.send([make_message(topic=shelf.topic)]) == [Delivered()]
+
+
+@pytest.mark.parametrize("created_us", [0, 1_000_000, 1_760_000_000_000_001, 1_760_000_000_120_000])
+@pytest.mark.parametrize("redrives", [0, 2])
+@pytest.mark.parametrize("key", [None, "schlüssel"])
+@pytest.mark.parametrize(("aggregate_type", "aggregate_id"), [(None, None), ("order", "17")])
+def test_the_short_way_to_a_head_says_what_all_brokers_say(
+    created_us: int,
+    redrives: int,
+    key: str | None,
+    aggregate_type: str | None,
+    aggregate_id: str | None,
+) -> None:
+    message = make_message(
+        key=key, aggregate_type=aggregate_type, aggregate_id=aggregate_id, redrives=redrives
+    )._replace(created_us=created_us)
+    said = wire_headers(message, source="shop", epoch=7)
+    created = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=created_us)
+    assert said["ce-time"] == created.isoformat()
+    command = publish_command(message, b"x", source="shop", epoch=7, max_payload=1_000_000)
+    assert isinstance(command, bytes)
+    head, _, payload = command.partition(b"\r\n")[2].partition(b"\r\n\r\n")
+    assert payload == message.payload + b"\r\n"
+    version, *lines = head.decode().split("\r\n")
+    assert version == "NATS/1.0"
+    sent = dict(line.split(": ", 1) for line in lines)
+    assert sent == {"Nats-Msg-Id": message.broker_id, **said}
+
+
+@pytest.mark.parametrize("field", ["key", "type", "content_type", "aggregate_id"])
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+def test_a_line_end_in_any_field_is_refused(field: str, end: str) -> None:
+    message = make_message()._replace(**{field: f"a{end}Evil: 1"})
+    refused = publish_command(message, b"x", source="shop", epoch=0, max_payload=1_000_000)
+    assert isinstance(refused, Permanent)
+    assert refused.code == "bad_header"
 
 
 async def test_the_streams_limit_is_permanent(shelf: Shelf) -> None:

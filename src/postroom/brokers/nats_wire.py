@@ -13,7 +13,7 @@ from typing import Any
 from postroom.brokers.base import DELIVERED, Outcome, Permanent, Transient
 from postroom.brokers.invoke import describe
 from postroom.errors import InvalidMessage
-from postroom.messages import Message, check_topic, wire_headers
+from postroom.messages import Message, check_topic, wire_headers, wire_time
 from postroom.signals import redact
 
 __all__ = ["answer_of", "no_stream", "publish_command"]
@@ -54,16 +54,46 @@ def _subject(topic: str) -> bytes:
 
 
 def _head(message: Message, source: str, epoch: int) -> bytes:
-    headers = wire_headers(message, source=source, epoch=epoch)
-    if message.headers_json and "nats-msg-id" in message.headers_json.lower():
-        headers = {name: headers[name] for name in headers if name.lower() != "nats-msg-id"}
-    lines = [f"{name}: {value}" for name, value in headers.items()]
-    text = "\r\n".join(["NATS/1.0", f"Nats-Msg-Id: {message.broker_id}", *lines, "", ""])
+    text, ends = (
+        _head_with_own(message, source, epoch)
+        if message.headers_json
+        else _plain_head(message, source, epoch)
+    )
     # Every line end must be one of ours: counting them is cheaper than looking at each value.
-    ends = len(lines) + 3
     if text.count("\n") != ends or text.count("\r") != ends:
         raise ValueError("a header holds a line end")
     return text.encode()
+
+
+def _plain_head(message: Message, source: str, epoch: int) -> tuple[str, int]:
+    """The head of a message whose publisher gave no headers, and how many lines it has.
+
+    It says what `wire_headers` says, in a third of the time: half of sending a message was this.
+    """
+    id, kind = message.id, message.type
+    text = (
+        f"NATS/1.0\r\nNats-Msg-Id: {message.broker_id}\r\nce-specversion: 1.0\r\nce-id: {id}\r\n"
+        f"ce-type: {kind}\r\nce-source: {source}\r\nce-time: {wire_time(message.created_us)}\r\n"
+        f"content-type: {message.content_type}\r\nevent_id: {id}\r\nevent_type: {kind}\r\n"
+        f"postroom-position: {message.lane}:{message.position}\r\npostroom-epoch: {epoch}\r\n"
+    )
+    ends = 13
+    if message.key is not None:
+        text, ends = f"{text}ce-partitionkey: {message.key}\r\n", ends + 1
+    if message.aggregate_type is not None:
+        text, ends = f"{text}aggregate_type: {message.aggregate_type}\r\n", ends + 1
+    if message.aggregate_id is not None:
+        text, ends = f"{text}aggregate_id: {message.aggregate_id}\r\n", ends + 1
+    return f"{text}\r\n", ends
+
+
+def _head_with_own(message: Message, source: str, epoch: int) -> tuple[str, int]:
+    headers = wire_headers(message, source=source, epoch=epoch)
+    if "nats-msg-id" in (message.headers_json or "").lower():
+        headers = {name: headers[name] for name in headers if name.lower() != "nats-msg-id"}
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    text = "\r\n".join(["NATS/1.0", f"Nats-Msg-Id: {message.broker_id}", *lines, "", ""])
+    return text, len(lines) + 3
 
 
 def answer_of(data: bytes, headers: Mapping[str, str] | None, topic: str) -> Outcome:
