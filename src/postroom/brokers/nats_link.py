@@ -64,13 +64,14 @@ class Link:
         self._bytes = 0
         self._blocked = False
         self._loop = asyncio.get_running_loop()
-        self._wake: asyncio.Future[None] = self._loop.create_future()
+        self._sleepers: list[asyncio.Future[None]] = []
 
     async def begin(self) -> None:
         """Listen for answers, and for the end of what keeps the connection going."""
         for name in ("_reading_task", "_flusher_task", "_ping_interval_task"):
             getattr(self.client, name).add_done_callback(self._on_ended)
-        self._subscription = await self.client.subscribe(f"{self.inbox}.*", cb=self.on_answer)
+        self._subscription = await self.client.subscribe(f"{self.inbox}.*", cb=self._on_queued)
+        self._subscription._pending_queue = _Straight(self._subscription, self.on_answer)
 
     @property
     def alive(self) -> bool:
@@ -109,7 +110,11 @@ class Link:
 
     # Inwards.
 
-    async def on_answer(self, answer: Any) -> None:
+    async def _on_queued(self, answer: Any) -> None:
+        """What came before answers went straight to `on_answer`."""
+        self.on_answer(answer)
+
+    def on_answer(self, answer: Any) -> None:
         self.heard += 1
         entry = self._waiting.pop(answer.subject[self._skip :], None)
         if entry is None:  # an echo, or an answer that came too late
@@ -175,8 +180,19 @@ class Link:
             if self.client.is_closed:
                 self.lose()
             else:
-                await asyncio.wait({self._wake}, timeout=min(remaining, _LOOK_SECONDS))
+                await self._woken(min(remaining, _LOOK_SECONDS))
         return True
+
+    async def _woken(self, seconds: float) -> None:
+        """Wait for `wake`, or so many seconds. Each who waits has a future of its own, so that one
+        who is cancelled disturbs no other."""
+        waiter = self._loop.create_future()
+        self._sleepers.append(waiter)
+        timer = self._loop.call_later(seconds, _rouse, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
 
     async def until_room(self, deadline: float) -> bool:
         """Wait until the window is half empty again, so that writing goes on in large pieces."""
@@ -185,9 +201,9 @@ class Link:
 
     def wake(self) -> None:
         """Let all who wait look again."""
-        if not self._wake.done():
-            self._wake.set_result(None)
-        self._wake = self._loop.create_future()
+        sleepers, self._sleepers = self._sleepers, []
+        for waiter in sleepers:
+            _rouse(waiter)
 
     # The end.
 
@@ -231,3 +247,24 @@ class Link:
             if which(sending.batch[index]):
                 del self._waiting[token]
                 self._settle(sending, index, size, outcome)
+
+
+class _Straight(asyncio.Queue[Any]):
+    """In place of a subscription's queue: an answer is taken where it is read from the socket.
+
+    Through the queue each one would wake a task of nats-py's first, which costs as much as reading
+    it, and makes one message at a time a fifth slower.
+    """
+
+    def __init__(self, subscription: Any, take: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._owner, self._take = subscription, take
+
+    def put_nowait(self, answer: Any) -> None:
+        self._owner._pending_size -= len(answer.data)  # nats-py counts what waits here
+        self._take(answer)
+
+
+def _rouse(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
