@@ -40,7 +40,7 @@ check: lint ## Lint, types, import rules and fast tests on SQLite, without serve
 guarantees: $(TOOLS) ## Kill and simulate relays at every point, at full size
 	scripts/install-servers
 	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest -s tests/guarantees \
-		tests/outbox/test_payloads.py tests/simulation
+		tests/outbox/test_payloads.py tests/simulation tests/test_bench.py
 
 bench: $(TOOLS) ## Measure against peers and against the servers alone; draws docs/images
 	@echo "Peers are installed into .bench on first use, each into an environment of its own."

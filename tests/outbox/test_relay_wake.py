@@ -9,6 +9,7 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.orm import Session
 
 from helpers import eventually_async
+from postroom.databases.database import Database
 from postroom.outbox import notify
 from postroom.outbox.notify import Notifier
 from postroom.outbox.relay import Relay
@@ -66,6 +67,40 @@ async def test_a_commit_in_the_same_process_wakes_it(post: Post) -> None:
         await asyncio.to_thread(publish)
         await arrives_within(post, 1, 5)
     engine.dispose()
+
+
+def test_the_pause_between_hints_grows_only_while_somebody_waits_for_it() -> None:
+    rare, thick = [notify.QUIET_SECONDS], [notify.QUIET_SECONDS]
+    for _ in range(10):
+        rare.append(notify.pause_after(rare[-1], waited=False))
+        thick.append(notify.pause_after(thick[-1], waited=True))
+    assert set(rare) == {notify.QUIET_SECONDS}
+    assert thick == sorted(thick)
+    assert thick[-1] == notify.BUSY_SECONDS
+    assert notify.pause_after(thick[-1], waited=False) == notify.QUIET_SECONDS
+
+
+@on_postgres
+async def test_hints_that_come_thick_and_fast_are_told_rarely(post: Post) -> None:
+    notifier = Notifier(post.url)
+    told: list[float] = []
+    link = await Database(post.url).connect()
+    listener = asyncio.create_task(notify.listen(link, lambda: told.append(time.monotonic())))
+    try:
+        await eventually_async(lambda: notifier.hint() or told)
+        hints, begun = 0, time.monotonic()
+        while time.monotonic() - begun < 0.5:
+            notifier.hint()
+            hints += 1
+            await asyncio.sleep(0)
+        late = [at for at in told if at > begun + 0.1]
+        assert hints > 10 * len(late)
+        assert len(late) <= 0.4 / notify.BUSY_SECONDS + 2
+        assert late  # though never silent
+    finally:
+        listener.cancel()
+        await asyncio.gather(listener, return_exceptions=True)
+        await link.close()
 
 
 @on_postgres

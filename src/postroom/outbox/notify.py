@@ -1,8 +1,10 @@
 """Waking relays of other processes: NOTIFY after commit, on a connection of its own.
 
 Inside the caller's transaction a NOTIFY would make all commits take turns and forbid prepared
-transactions. Here the first hint goes out at once and then at most one every 5 ms, whatever the
-rate of commits. A hint that is lost costs a poll, never a message.
+transactions. Here the first hint goes out at once. Between hints there is a pause: a short one
+while commits are few, so that each is told at once, and one that grows while they come thick and
+fast, because then the relay is awake anyway and the writers pay. A hint that is lost costs a poll,
+never a message.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from postroom.errors import ConfigurationError
 __all__ = ["Listener", "Notifier", "listen"]
 
 CHANNEL = "postroom"
-QUIET_SECONDS = 0.005
+QUIET_SECONDS = 0.001
+BUSY_SECONDS = 0.02
 ALIVE_SECONDS = 15.0
 AGAIN_SECONDS = 5.0
 
@@ -148,9 +151,17 @@ class Notifier:
 
     async def _notify_with(self, driver: Any) -> None:
         assert self._wanted is not None
+        quiet = QUIET_SECONDS
         while True:
+            # Whoever committed during the pause has waited for it; then the next one is longer.
+            quiet = pause_after(quiet, waited=self._wanted.is_set())
             await self._wanted.wait()
             self._wanted.clear()
             async with asyncio.timeout(ALIVE_SECONDS):
                 await driver.execute(f"NOTIFY {CHANNEL}")
-            await asyncio.sleep(QUIET_SECONDS)
+            await asyncio.sleep(quiet)
+
+
+def pause_after(quiet: float, *, waited: bool) -> float:
+    """How long to pause after the next hint, if in the last pause somebody waited, or nobody."""
+    return min(quiet * 2, BUSY_SECONDS) if waited else QUIET_SECONDS

@@ -19,13 +19,14 @@ from postroom.brokers.base import (
     Broker,
     BrokerOptions,
     CanLookUp,
+    Delivered,
     Outcome,
     Permanent,
     Unknown,
 )
 from postroom.config import Routes
 from postroom.messages import Message
-from postroom.outbox.rules import UNSENT, Breaker, Down, Settled, Verdict, verdict
+from postroom.outbox.rules import SETTLED, UNSENT, Breaker, Down, Settled, Verdict, verdict
 from postroom.retry import RetryPolicy
 from postroom.signals import redact
 
@@ -196,6 +197,8 @@ class Sender:
         verdicts: dict[int, Verdict],
     ) -> list[int]:
         """Which of these may be tried: not behind a failure, and not of a topic that is down."""
+        if not stopped and not self._breakers:
+            return waiting
         room: dict[str, int | None] = {}
         ready: list[int] = []
         now = self._clock()
@@ -264,6 +267,9 @@ class Sender:
     def _judge(
         self, url: str, messages: Sequence[Message], outcomes: Sequence[Outcome]
     ) -> list[Verdict]:
+        if not self._breakers and all(isinstance(outcome, Delivered) for outcome in outcomes):
+            self._answered_at[url] = self._clock()
+            return [SETTLED] * len(outcomes)
         verdicts = [
             verdict(outcome, message, self._policy(message.topic), self._random)
             for message, outcome in zip(messages, outcomes, strict=True)
