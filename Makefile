@@ -42,9 +42,10 @@ guarantees: $(TOOLS) ## Kill and simulate relays at every point, at full size
 	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest -s tests/guarantees \
 		tests/outbox/test_payloads.py tests/simulation tests/test_bench.py
 
-bench: $(TOOLS) ## Measure against peers and against the servers alone; draws docs/images
+bench: $(TOOLS) ## Measure against peers and the servers alone; writes docs/performance.md
 	@echo "Peers are installed into .bench on first use, each into an environment of its own."
-	$(BIN)/python -m bench --pictures docs/images --json .bench/figures.json $(SECTIONS)
+	$(BIN)/python -m bench --pictures docs/images --page docs/performance.md \
+		--json .bench/figures.json
 
 lint: $(TOOLS) ## Only ruff, mypy and the import rules
 	$(BIN)/ruff check .

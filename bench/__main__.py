@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bench import picture
+from bench import page, picture
 from bench.figures import Figures
 from bench.room import PEERS, Room, install_peers
 from bench.sections import backlog, drain, latency, publish, scale
@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Figures]:
     parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--pictures", type=Path, help="write the pictures into this directory")
+    parser.add_argument("--page", type=Path, help="write the tables into this page")
     options = parser.parse_args(arguments)
     chosen = options.sections or list(SECTIONS)
     if unknown := set(chosen) - set(SECTIONS):
@@ -77,6 +78,8 @@ def _write(found: dict[str, Figures], options: argparse.Namespace, console: Cons
     if options.json:
         whole = {name: figures.as_json() for name, figures in found.items()}
         options.json.write_text(json.dumps(whole, indent=2) + "\n")
+    if options.page:
+        page.write(found, options.page)
     if options.pictures:
         for path in picture.draw(found, options.pictures):
             console.print(f"wrote {path}")

@@ -18,7 +18,10 @@ SECTIONS = EVERYDAY + (MORE if os.environ.get("POSTROOM_GUARANTEES") == "big" el
 @pytest.mark.skipif(sys.platform != "linux", reason="a relay's memory is read from /proc")
 def test_every_postgres_nats_section_runs_and_draws(tmp_path: Path) -> None:
     figures, pictures = tmp_path / "figures.json", tmp_path / "pictures"
+    page = tmp_path / "performance.md"
+    page.write_text((HOME / "docs" / "performance.md").read_text())
     options = ["--quick", "--no-peers", "--json", str(figures), "--pictures", str(pictures)]
+    options += ["--page", str(page)]
     environment = {**os.environ, "PYTHONPATH": str(HOME / "src")}
     command = [sys.executable, "-m", "bench", *options, *SECTIONS]
     done = subprocess.run(command, cwd=HOME, env=environment, capture_output=True, text=True)
@@ -29,5 +32,6 @@ def test_every_postgres_nats_section_runs_and_draws(tmp_path: Path) -> None:
         assert section["lines"], name
         assert all(line["figure"] in done.stdout for line in section["lines"]), name
     assert found["hot-key"]["numbers"]["rates"]["postroom"] > 0
+    assert found["hot-key"]["lines"][1]["figure"] in page.read_text()
     for picture in ("throughput.svg", "backlog.svg"):
         assert (pictures / picture).read_text().endswith("</svg>\n")

@@ -40,7 +40,7 @@ KNOWN_IN_ROOT = {
     ".ci", ".git", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
     "README.md", "bench", "docs", "examples", "models", "pyproject.toml", "scripts", "src", "tests",
     # What tools leave behind, and git ignores.
-    ".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache",
+    ".bench", ".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache",
     ".servers", ".venv", "__pycache__", "build", "dist",
 }  # fmt: skip
 # Statements whose changing part is a constant of ours, or that only look like SQL.
