@@ -117,7 +117,12 @@ def _write(broker: OutboxBroker) -> Callable[[int], Awaitable[int]]:
     async def write(number: int) -> int:
         async with AsyncSession(broker.config.engine) as session, session.begin():
             transaction = (await session.execute(business, {"n": number})).scalar_one()
-            await broker.publish(stage.payload_of(number), queue=stage.SUBJECT, session=session)
+            await broker.publish(
+                stage.payload_of(number),
+                queue=stage.SUBJECT,
+                session=session,
+                headers={"content-type": "application/octet-stream"},
+            )
         return int(transaction)
 
     return write

@@ -88,7 +88,10 @@ def array(value: Any) -> Any:
         return value
     from psycopg2._psycopg import List
 
-    return List([_adapted(each) for each in value])
+    kinds = set(map(type, value))
+    # A column is nearly always of one type, and its adapter is as fast as the driver's own way.
+    adapter = _adapters().get(kinds.pop()) if len(kinds) == 1 else None
+    return List(list(map(adapter or _adapted, value)))
 
 
 def without_view(value: Any) -> Any:

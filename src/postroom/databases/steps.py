@@ -1,16 +1,15 @@
 """How a statement becomes what a driver carries out: shared by every kind of connection.
 
-A link says how its driver takes parameters and many rows; `steps` renders the query, passes the
-failpoints and picks the rows, once for all of them. It is a generator, so that synchronous and
-asynchronous links share it: `drive` and `drive_async` run it with the link's own way of doing one
-step.
+A link says how its driver takes parameters and many rows; here the query is rendered, failpoints
+are passed and rows are picked. `drive` and `drive_async` differ only in awaiting the link's own way
+of doing one step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from postroom import failpoints
 from postroom.databases import sql
@@ -45,21 +44,6 @@ class Step(NamedTuple):
         return self._replace(values=change(self.values), many=many)
 
 
-Steps: TypeAlias = Generator[Step, "Rows | None", Rows]
-
-
-def _steps(statement: Statement, manner: Manner) -> Steps:
-    """Every step of a statement in order; its rows are those of the last step that returns any."""
-    failpoints.hit(f"sql.{statement.name}.before")
-    rows: Rows = []
-    for step in _rendered(statement, manner):
-        answer = yield step
-        if answer is not None:
-            rows = answer
-    failpoints.hit(f"sql.{statement.name}.after")
-    return rows
-
-
 def _rendered(statement: Statement, manner: Manner) -> list[Step]:
     if statement.many is not None:
         return [_many(statement, statement.many, manner)] if statement.many else []
@@ -91,24 +75,29 @@ def _columns(statement: Statement, columns: Mapping[str, Sequence[Value]], manne
 
 
 def drive(statement: Statement, manner: Manner, take: Callable[[Step], Rows | None]) -> Rows:
-    """Carry out a statement; `take` does one step and returns its rows, None if it has none."""
-    steps = _steps(statement, manner)
-    try:
-        step = next(steps)
-        while True:
-            step = steps.send(take(step))
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
+    """Carry out a statement; `take` does one step and returns its rows, None if it has none.
+
+    The statement's rows are those of the last step that returns any.
+    """
+    failpoints.hit(f"sql.{statement.name}.before")
+    rows: Rows = []
+    for step in _rendered(statement, manner):
+        answer = take(step)
+        if answer is not None:
+            rows = answer
+    failpoints.hit(f"sql.{statement.name}.after")
+    return rows
 
 
 async def drive_async(
     statement: Statement, manner: Manner, take: Callable[[Step], Awaitable[Rows | None]]
 ) -> Rows:
     """`drive` for asynchronous links."""
-    steps = _steps(statement, manner)
-    try:
-        step = next(steps)
-        while True:
-            step = steps.send(await take(step))
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
+    failpoints.hit(f"sql.{statement.name}.before")
+    rows: Rows = []
+    for step in _rendered(statement, manner):
+        answer = await take(step)
+        if answer is not None:
+            rows = answer
+    failpoints.hit(f"sql.{statement.name}.after")
+    return rows

@@ -101,8 +101,10 @@ def write(items: Sequence[Item]) -> Flow[None]:
 
     Locks are taken in sorted order, so that two calls with the same keys never deadlock.
     """
-    holders = yield from _claim(items)
-    wanted = [item for item in items if holders.get(item.claim) is None]
+    holders: dict[str, str] = {}
+    if any(item.message.dedup_key is not None for item in items):
+        holders = yield from _claim(items)
+    wanted = [item for item in items if holders.get(item.claim) is None] if holders else items
     locked = {(i.message.topic, i.message.key) for i in wanted if i.serialize_key}
     for topic, key in sorted(locked, key=str):
         yield Statement(ROOM, "lock_key", {"topic": topic, "key": key})
