@@ -11,7 +11,7 @@ SOURCE = ROOT / "src" / "postroom"
 PROGRAMS = ROOT / "tests" / "guarantees" / "programs.py"
 # What changes something outside of the process, by the file that does it.
 EFFECTS = {
-    "databases/steps.py": {"yield"},
+    "databases/steps.py": {"take"},
     "databases/database.py": {"self._plain", "self._open", "self._link.execute"},
     "outbox/sending.py": {"broker.send"},
     "outbox/lane.py": {"self.desk.settle"},

@@ -2,7 +2,7 @@
 
 Strict order is its `strict_ordering` storage: a claim takes an advisory lock and holds a message
 back while an earlier one of its key cannot be claimed. Its README names batch size and concurrency
-as what bounds the rate; larger ones than these were no faster. `publish_timeout` stays on, as the
+as what bounds the rate, and both are far above its defaults. `publish_timeout` stays on, as the
 README asks, and `lease` is longer than the worst round, as it demands.
 """
 

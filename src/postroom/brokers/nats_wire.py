@@ -68,7 +68,7 @@ def _head(message: Message, source: str, epoch: int) -> bytes:
 def _plain_head(message: Message, source: str, epoch: int) -> tuple[str, int]:
     """The head of a message whose publisher gave no headers, and how many lines it has.
 
-    It says what `wire_headers` says, in a third of the time: half of sending a message was this.
+    It says what `wire_headers` says, in half of the time.
     """
     id, kind = message.id, message.type
     text = (
