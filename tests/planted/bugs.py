@@ -1,10 +1,8 @@
 """How each bug is planted: a function of its name. What it replaces must be there, or it fails."""
 
-import json
 import os
 import signal
 import time
-import types
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -300,9 +298,4 @@ def was_committed_guesses() -> None:
 
 
 def nan_published() -> None:
-    strict = json.dumps
-
-    def lenient(value: Any, **how: Any) -> str:
-        return strict(value, **how | {"allow_nan": True})
-
-    messages.json = types.SimpleNamespace(**vars(json) | {"dumps": lenient})
+    messages._JSON.allow_nan = True
