@@ -306,7 +306,7 @@ def check_name(what: str, value: object) -> str:
 
 def check_topic(topic: object) -> str:
     """A topic: words of letters, digits, _ and - joined by dots, so that every broker takes it."""
-    if not isinstance(topic, str) or not _is_topic(topic):
+    if not isinstance(topic, str) or len(topic) > _NAME_LIMIT or not _is_topic(topic):
         raise InvalidMessage(
             f"bad topic {topic!r}: use letters, digits, '_' and '-', joined by dots, "
             f"at most {_NAME_LIMIT} characters, as in 'orders.created'"
@@ -316,7 +316,7 @@ def check_topic(topic: object) -> str:
 
 @lru_cache(maxsize=4096)
 def _is_topic(topic: str) -> bool:
-    return len(topic) <= _NAME_LIMIT and _TOPIC.fullmatch(topic) is not None
+    return _TOPIC.fullmatch(topic) is not None
 
 
 def _checked_id(value: str | uuid.UUID | None) -> str:

@@ -215,6 +215,9 @@ async def test_nothing_in_a_message_speaks_to_the_server(shelf: Shelf, bad: dict
         ({"error": {}, "seq": 0}, None),
         ({"hello": "world"}, None),
         ([], None),
+        # Whatever replies on the subject, the connection of all the others must go on.
+        ({"error": {"err_code": []}}, None),
+        ({"error": {"err_code": {}}}, None),
     ],
 )
 def test_answers(answer: object, outcome: object) -> None:

@@ -109,7 +109,7 @@ def answer_of(data: bytes, headers: Mapping[str, str] | None, topic: str) -> Out
             return _refusal(error)
         if answer.get("seq"):
             return DELIVERED
-    except (ValueError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         pass
     return Transient(
         "bad_answer",
