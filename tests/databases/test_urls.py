@@ -535,3 +535,9 @@ def test_raw_errors_are_explained_too() -> None:
     assert isinstance(missing, MissingDriver)
     ours = ConfigurationError("ours")
     assert explain(ours, target) is ours
+
+
+def test_a_file_that_does_not_answer_is_locked(tmp_path: Path) -> None:
+    said = str(explain(TimeoutError(), resolve(f"sqlite:///{tmp_path}/app.db")))
+    assert "not to be had in time" in said
+    assert "firewall" not in said

@@ -40,6 +40,8 @@ _DENIED = "The user of {safe} lacks a right it needs ({text}); see `postroom db 
 _READ_ONLY = "{safe} is read-only; point the URL at the primary."
 _STARTING = "{safe} is starting up, recovering or shutting down."
 _FULL = "{safe} takes no more connections."
+# A file has no address: whoever waits for it waits for somebody else's transaction.
+_HELD = "The lock of {safe} was not to be had in time; see which process keeps a transaction open."
 _BUSY = "A lock in {safe} was not to be had in time, so nothing was changed; try again."
 _NO_TLS = "{safe} does not offer TLS, but the URL asks for it."
 _UNTRUSTED = "TLS with {safe} failed: {text}."
@@ -131,6 +133,8 @@ def explain(error: BaseException, target: Target) -> PostroomError:
     for judge in (_by_class, _by_code, _by_words):
         for link in reversed(chain):
             verdict = judge(link)
+            if verdict is not None and verdict[1] == _SILENT and target.dialect == "sqlite":
+                verdict = Unreachable, _HELD
             if verdict is not None:
                 return _say(verdict, link, target)
     if any(isinstance(link, OSError) or _is_connection_error(link) for link in chain):
