@@ -52,6 +52,7 @@ def _leave_suspects(tables: Tables) -> None:
 
 def work(world: World, relay: Child) -> None:
     """Let a relay work until all is done, or until it ends by itself; then it must stop."""
-    eventually(lambda: world.settled_or_ended(relay), 30, interval=0.05)
+    # A topic and its broker that were down together may wait for each other's probe to time out.
+    eventually(lambda: world.settled_or_ended(relay), 90, interval=0.05)
     relay.terminate()
     relay.wait()
