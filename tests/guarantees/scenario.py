@@ -52,7 +52,7 @@ def _leave_suspects(tables: Tables) -> None:
 
 def work(world: World, relay: Child) -> None:
     """Let a relay work until all is done, or until it ends by itself; then it must stop."""
-    # A topic and its broker that were down together may wait for each other's probe to time out.
+    # A machine that is busy lets a probe of the broker time out now and then.
     eventually(lambda: world.settled_or_ended(relay), 90, interval=0.05)
     relay.terminate()
     relay.wait()

@@ -109,6 +109,18 @@ async def test_a_topic_that_is_closed_does_not_use_up_the_probe() -> None:
     assert isinstance(verdicts[1], Settled)
 
 
+async def test_a_topic_whose_probe_met_a_broken_broker_is_tried_when_the_broker_is_back() -> None:
+    broker, clock = Scripted(), Clock()
+    sender = sender_to(broker, clock)
+    down = Transient("slow", "no answer", down="topic")
+    broker.answers["t"] = [down, DOWN, DELIVERED]
+    for _ in range(2):
+        await sender.send([make_message(topic="t")], epoch=1, may_send=always)
+        clock.now += 1  # far less than a probe may take
+    verdicts = await sender.send([make_message(topic="t")], epoch=1, may_send=always)
+    assert [type(one) for one in verdicts] == [Settled]
+
+
 async def test_nothing_of_a_key_passes_a_failure_while_the_broker_ramps_up() -> None:
     broker, clock = Scripted(ordered=True), Clock()
     sender = sender_to(broker, clock)

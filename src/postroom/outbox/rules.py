@@ -341,6 +341,11 @@ class Breaker:
         self.retry_at, self.allowance, self.probing = now + delay, 1, False
         return delay
 
+    def learnt_nothing(self, now: float) -> None:
+        """The probe met another trouble on its way: the next need not wait for its time limit."""
+        if self.probing:
+            self.retry_at, self.probing = now, False
+
     def succeeded(self, count: int) -> bool:
         """Messages arrived; returns whether it was down before."""
         was_down = self.retry_at is not None

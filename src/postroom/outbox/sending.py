@@ -285,9 +285,10 @@ class Sender:
             name = _topic(message.topic)
             if isinstance(answer, Down):
                 downs.setdefault(url if answer.scope == "broker" else name, answer)
-            else:
-                if name in self._breakers:
-                    ups[name] = ups.get(name, 0) + 1
+                if answer.scope == "broker" and name in self._breakers:
+                    self._breakers[name].learnt_nothing(self._clock())
+            elif name in self._breakers:
+                ups[name] = ups.get(name, 0) + 1
         for name, down in downs.items():
             self._is_down(name, down)
         for name, count in ups.items():
