@@ -24,7 +24,7 @@ from postroom.databases import migrate
 from postroom.databases.database import Database
 from postroom.messages import LANES, Message, lane_of, wire_headers
 from postroom.outbox.publish import Outbox
-from postroom.outbox.relay import Relay
+from postroom.outbox.relay import Relay, dedicate_process
 from postroom.outbox.store import Ask, Store
 
 KEEP_SECONDS = 7 * 86_400
@@ -156,6 +156,7 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     TimedStore.reads = []
     _use(TimedStore)
+    dedicate_process()
     relay = Relay(
         options.database,
         url,
@@ -198,6 +199,7 @@ async def share(options: argparse.Namespace) -> dict[str, Any]:
     """Work beside other relays until nothing is left: each takes its share of the lanes."""
     found: dict[str, Any] = {"begun": time.time()}
     look = await asyncpg.connect(options.database)
+    dedicate_process()
     running = Relay(options.database, options.nats, keep_delivered_seconds=0, rebind=True)
     with stage.measured(found):
         async with running:
@@ -229,6 +231,7 @@ def _peak_bytes() -> int:
 
 async def relay(options: argparse.Namespace) -> dict[str, Any]:
     acks = stage.Acks()
+    dedicate_process()
     noting = NotingBroker(open_broker(options.nats), acks)
     running = Relay(
         options.database,

@@ -137,7 +137,7 @@ class NatsBroker:
                 chunk, chunk_bytes = [], 0
                 await asyncio.sleep(0)  # let the socket and the answers have their turn
         if chunk and not link.lost:
-            await link.write(b"".join(chunk))
+            await link.write(b"".join(chunk), alone=self._sends == 1)
 
     async def _await_answers(self, link: Link, sending: Sending, deadline: float) -> None:
         echo_at = deadline - (1 - _ECHO_AT) * self._options.send_timeout_seconds

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from postroom.brokers.base import Outcome, Transient, Unknown
@@ -57,10 +57,9 @@ class Link:
         self.heard = 0  # signs of life so far
         self._subscription: Any = None
         self._prefix = f"{self.inbox}.".encode()
-        self._skip = len(self._prefix)
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._sent = 0
-        self._waiting: dict[str, tuple[Sending, int, int]] = {}
+        self._waiting: dict[bytes, tuple[Sending, int, int]] = {}
         self._bytes = 0
         self._blocked = False
         self._loop = asyncio.get_running_loop()
@@ -70,8 +69,10 @@ class Link:
         """Listen for answers, and for the end of what keeps the connection going."""
         for name in ("_reading_task", "_flusher_task", "_ping_interval_task"):
             getattr(self.client, name).add_done_callback(self._on_ended)
-        self._subscription = await self.client.subscribe(f"{self.inbox}.*", cb=self._on_queued)
-        self._subscription._pending_queue = _Straight(self._subscription, self.on_answer)
+        self._subscription = await self.client.subscribe(f"{self.inbox}.*", cb=self._on_message)
+        from postroom.brokers.nats_reader import Reader  # imports nats-py
+
+        self.client._ps = Reader(self.client._ps, self._prefix, self.on_answer)
 
     @property
     def alive(self) -> bool:
@@ -87,20 +88,24 @@ class Link:
     def full(self) -> bool:
         return len(self._waiting) >= self._max_rows or self._bytes >= self._max_bytes
 
-    def next_token(self) -> tuple[str, bytes]:
+    def next_token(self) -> tuple[bytes, bytes]:
         """A token for one answer, and the reply subject that brings it."""
         self._sent += 1
-        token = str(self._sent)
-        return token, self._prefix + token.encode()
+        token = b"%d" % self._sent
+        return token, self._prefix + token
 
-    def expect(self, token: str, sending: Sending, index: int, size: int) -> None:
+    def expect(self, token: bytes, sending: Sending, index: int, size: int) -> None:
         """From now on an answer to this message is awaited."""
         self._waiting[token] = (sending, index, size)
         self._bytes += size
         sending.waiting += 1
 
-    async def write(self, data: bytes) -> None:
-        """Queue bytes for the socket; it does not wait for them to leave."""
+    async def write(self, data: bytes, *, alone: bool = False) -> None:
+        """Queue bytes for the socket; it does not wait for them to leave. With others that write
+        now they go in one piece; `alone` there is nothing to wait for."""
+        if alone:
+            self.client._transport.write(data)
+            return
         await self.client._send_command(data)
         await self.client._flush_pending()
 
@@ -110,18 +115,21 @@ class Link:
 
     # Inwards.
 
-    async def _on_queued(self, answer: Any) -> None:
-        """What came before answers went straight to `on_answer`."""
-        self.on_answer(answer)
+    async def _on_message(self, message: Any) -> None:
+        """What has headers, as the word that nobody takes a topic."""
+        token = message.subject[len(self._prefix) :].encode()
+        self.on_answer(token, message.data, message.headers)
 
-    def on_answer(self, answer: Any) -> None:
+    def on_answer(
+        self, token: bytes, data: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.heard += 1
-        entry = self._waiting.pop(answer.subject[self._skip :], None)
+        entry = self._waiting.pop(token, None)
         if entry is None:  # an echo, or an answer that came too late
             self.wake()
             return
         sending, index, size = entry
-        outcome = answer_of(answer.data, answer.headers, sending.batch[index].topic)
+        outcome = answer_of(data, headers, sending.batch[index].topic)
         self._settle(sending, index, size, outcome)
         if sending.waiting == 0 or (self._blocked and self._half_empty()):
             self.wake()
@@ -247,21 +255,6 @@ class Link:
             if which(sending.batch[index]):
                 del self._waiting[token]
                 self._settle(sending, index, size, outcome)
-
-
-class _Straight(asyncio.Queue[Any]):
-    """In place of a subscription's queue: an answer is taken where it is read from the socket.
-
-    Through the queue each one would wake a task of nats-py's first, one turn of the loop later.
-    """
-
-    def __init__(self, subscription: Any, take: Callable[[Any], None]) -> None:
-        super().__init__()
-        self._owner, self._take = subscription, take
-
-    def put_nowait(self, answer: Any) -> None:
-        self._owner._pending_size -= len(answer.data)  # nats-py counts what waits here
-        self._take(answer)
 
 
 def _rouse(waiter: asyncio.Future[None]) -> None:

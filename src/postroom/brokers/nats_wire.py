@@ -70,12 +70,12 @@ def _plain_head(message: Message, source: str, epoch: int) -> tuple[str, int]:
 
     It says what `wire_headers` says, in half of the time.
     """
-    id, kind = message.id, message.type
+    id = message.id
     text = (
-        f"NATS/1.0\r\nNats-Msg-Id: {message.broker_id}\r\nce-specversion: 1.0\r\nce-id: {id}\r\n"
-        f"ce-type: {kind}\r\nce-source: {source}\r\nce-time: {wire_time(message.created_us)}\r\n"
-        f"content-type: {message.content_type}\r\nevent_id: {id}\r\nevent_type: {kind}\r\n"
-        f"postroom-position: {message.lane}:{message.position}\r\npostroom-epoch: {epoch}\r\n"
+        f"NATS/1.0\r\nNats-Msg-Id: {message.broker_id}\r\nce-id: {id}\r\nevent_id: {id}\r\n"
+        f"ce-time: {wire_time(message.created_us)}\r\n"
+        f"postroom-position: {message.lane}:{message.position}\r\n"
+        f"{_shared_lines(message.type, message.content_type, source, epoch)}"
     )
     ends = 13
     if message.key is not None:
@@ -85,6 +85,15 @@ def _plain_head(message: Message, source: str, epoch: int) -> tuple[str, int]:
     if message.aggregate_id is not None:
         text, ends = f"{text}aggregate_id: {message.aggregate_id}\r\n", ends + 1
     return f"{text}\r\n", ends
+
+
+# Thousands of messages follow each other that differ in none of these.
+@functools.lru_cache(maxsize=256)
+def _shared_lines(kind: str, content_type: str, source: str, epoch: int) -> str:
+    return (
+        f"ce-specversion: 1.0\r\nce-type: {kind}\r\nce-source: {source}\r\n"
+        f"content-type: {content_type}\r\nevent_type: {kind}\r\npostroom-epoch: {epoch}\r\n"
+    )
 
 
 def _head_with_own(message: Message, source: str, epoch: int) -> tuple[str, int]:

@@ -32,7 +32,7 @@ class AsyncpgLink:
             await self.connection.executemany(step.text, step.many)
             return None
         if step.lone:
-            return [tuple(row) for row in await self.connection.fetch(step.text, *step.values)]
+            return list(map(tuple, await self.connection.fetch(step.text, *step.values)))
         # fetch alone does not tell a SELECT without rows from an UPDATE.
         prepared = await self.connection.prepare(step.text)
         rows = await prepared.fetch(*step.values)

@@ -78,7 +78,7 @@ def relay(
     SIGTERM or Ctrl-C finishes what is under way and gives the lanes back; a second one ends at
     once, and still nothing is lost.
     """
-    from postroom.outbox.relay import Relay
+    from postroom.outbox.relay import Relay, dedicate_process
 
     console = Console.of(context, database=database, broker=broker, config=config, as_json=as_json)
     options = {
@@ -111,6 +111,7 @@ def relay(
             alerts=_receivers(settings.alerts),
             alert_settings=settings.alerts,
         )
+        dedicate_process()
         if not once:
             with _watched(worker):
                 await _until_stopped(worker, worker.run())

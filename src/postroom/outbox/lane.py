@@ -22,6 +22,7 @@ from postroom import failpoints, signals
 from postroom.messages import Message
 from postroom.outbox.rules import (
     DEATHS_ALONE,
+    SETTLED,
     Bury,
     Down,
     Hold,
@@ -253,19 +254,22 @@ class _Batch:
 
     def _sort_out(self) -> list[Message]:
         """What can be sent: keys that are held keep theirs back, and what expired is over."""
-        ready: list[Message] = []
+        among_held = self.from_held
+        ready = [m for m in self.messages if not m.expired and (among_held or not m.held)]
+        if len(ready) == len(self.messages):
+            return ready
         for message in self.messages:
             if message.held and not self.from_held:
                 self._change.waiting.append(message)
                 self._stopped.add(message.order)
             elif message.expired:
                 self._expire(message)
-            else:
-                ready.append(message)
         return ready
 
     async def _send_segment(self, segment: Segment) -> None:
-        messages = [m for m in segment.messages if m.order not in self._stopped]
+        messages = segment.messages
+        if self._stopped:
+            messages = [m for m in messages if m.order not in self._stopped]
         if not messages:
             return
         gate = self.desk.gate.alone() if segment.alone else self.desk.gate.together()
@@ -302,12 +306,15 @@ class _Batch:
             wave, epoch=self.lane.fence.epoch, may_send=self.lane.may_send
         )
         trouble = False
-        for message, answer in zip(wave, verdicts, strict=True):
-            if isinstance(answer, Settled):
-                self._change.delivered.append(message)
-            elif message.order not in self._stopped:
-                self._set_aside(message, answer)
-                trouble = True
+        if verdicts.count(SETTLED) == len(wave):
+            self._change.delivered += wave
+        else:
+            for message, answer in zip(wave, verdicts, strict=True):
+                if isinstance(answer, Settled):
+                    self._change.delivered.append(message)
+                elif message.order not in self._stopped:
+                    self._set_aside(message, answer)
+                    trouble = True
         # Committed before the next wave, so that nothing of a key passes what failed. A slow
         # receiver's yes is written down now and then, so that little is sent twice after a crash.
         slow = time.monotonic() - self._flushed_at > FLUSH_SECONDS

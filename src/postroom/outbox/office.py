@@ -48,7 +48,7 @@ class Office:
         self.tally = relay.tally
         self.horizon = Horizon()
         self.gate = Gate()
-        self.budget = Budget(settings.in_flight_rows, settings.in_flight_bytes)
+        self.budget = Budget(settings)
         self.pulse = Pulse(settings.poll_min_seconds, settings.poll_max_seconds)
         self.batch_rows = settings.batch_rows
         self.batch_bytes = settings.batch_bytes
@@ -390,10 +390,10 @@ class Office:
     # ── what lanes ask for (lane.Desk) ─────────────────────────────────────────────────────────
 
     async def read(self, ask: Ask) -> tuple[list[Message], bool]:
-        messages, more, begun = await self._reads.ask(ask)
+        messages, size, more, begun = await self._reads.ask(ask)
         # Here and not where it was served: a lane that was lost meanwhile has read nothing.
         if messages:
-            self.budget.take(ask.lane, len(messages), sum(message.size for message in messages))
+            self.budget.take(ask.lane, len(messages), size)
         last = messages[-1].position if messages else None
         self.horizon.seen(ask.lane, last, more, begun)
         return messages, more
@@ -451,22 +451,23 @@ class Office:
 
     async def _serve_reads(
         self, asks: Sequence[Ask]
-    ) -> list[tuple[list[Message], bool, dict[int, int]]]:
-        rows_left, bytes_left = await self.budget.some()
+    ) -> list[tuple[list[Message], int, bool, dict[int, int]]]:
+        per_lane, total_rows, most_bytes = await self.budget.portion(len(asks))
         await self._look()
         # Another lane is first each time, so that a full read starves none.
         self._turn += 1
         turned = sorted(asks, key=lambda ask: (ask.lane + self._turn) % LANES)
         begun = self.horizon.begin()
-        per_lane = min(self.batch_rows, rows_left)
-        most_bytes = min(self.batch_bytes, bytes_left)
         found = await self._store.read(
-            self._reader, turned, rows=per_lane, total_rows=rows_left, bytes=most_bytes
+            self._reader, turned, rows=per_lane, total_rows=total_rows, bytes=most_bytes
         )
         rows = sum(len(messages) for messages in found.values())
-        size = sum(message.size for messages in found.values() for message in messages)
-        cut = rows >= rows_left or size >= most_bytes
-        return [(found[ask.lane], cut or len(found[ask.lane]) >= per_lane, begun) for ask in asks]
+        sizes = {lane: sum([m.size for m in messages]) for lane, messages in found.items()}
+        cut = rows >= total_rows or sum(sizes.values()) >= most_bytes
+        return [
+            (found[lane], sizes[lane], cut or len(found[lane]) >= per_lane, begun)
+            for lane in (ask.lane for ask in asks)
+        ]
 
     async def _look(self) -> None:
         """See which publishers are still open, now and then: it moves the safe watermark."""

@@ -74,7 +74,7 @@ SELECT l.lane, CAST(l.paused AS int),
 -- LIMIT 1, or all of held might be hashed for each read.
 SELECT m.lane, m.position, CAST(m.id AS text), m.topic, m.key, m.type, m.aggregate_type,
        m.aggregate_id, m.content_type, m.headers, m.payload, m.size, m.redrives,
-       CAST(extract(epoch FROM m.created_at) * 1000000 AS bigint),
+       CAST(date_part('epoch', m.created_at) * 1000000 AS bigint),
        CAST(coalesce(m.expires_at <= clock_timestamp(), false) AS int),
        CASE WHEN m.probe = 1 THEN coalesce((
            SELECT 1 FROM postroom.held h
@@ -106,7 +106,7 @@ SELECT DISTINCT virtualtransaction FROM pg_locks
 -- for clock_timestamp, which changes from row to row.
 SELECT m.lane, m.position, CAST(m.id AS text), m.topic, m.key, m.type, m.aggregate_type,
        m.aggregate_id, m.content_type, m.headers, m.payload, m.size, m.redrives,
-       CAST(extract(epoch FROM m.created_at) * 1000000 AS bigint),
+       CAST(date_part('epoch', m.created_at) * 1000000 AS bigint),
        CAST(coalesce(m.expires_at <= clock_timestamp(), false) AS int),
        1, m.attempts, m.history
   FROM (SELECT h.*, sum(h.size) OVER (ORDER BY h.next_attempt_at, h.position) AS running
@@ -120,7 +120,7 @@ SELECT m.lane, m.position, CAST(m.id AS text), m.topic, m.key, m.type, m.aggrega
 -- What waits behind the head of one held key, in order, up to one that is blocked.
 SELECT m.lane, m.position, CAST(m.id AS text), m.topic, m.key, m.type, m.aggregate_type,
        m.aggregate_id, m.content_type, m.headers, m.payload, m.size, m.redrives,
-       CAST(extract(epoch FROM m.created_at) * 1000000 AS bigint),
+       CAST(date_part('epoch', m.created_at) * 1000000 AS bigint),
        CAST(coalesce(m.expires_at <= clock_timestamp(), false) AS int),
        1, m.attempts, m.history
   FROM (SELECT h.*, sum(h.size) OVER (ORDER BY h.position) AS running,

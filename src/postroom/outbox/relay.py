@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import socket
@@ -35,7 +36,7 @@ from postroom.outbox.sending import Sender
 from postroom.outbox.vitals import SILENT_SECONDS, Health, Vitals
 from postroom.retry import RetryPolicy
 
-__all__ = ["Drained", "Relay"]
+__all__ = ["Drained", "Relay", "dedicate_process"]
 
 # A report is written about once a second, so it stays small.
 REPORTED_DESTINATIONS = 20
@@ -300,3 +301,12 @@ def _routes(broker: str | Mapping[str, str] | Routes) -> Routes:
     if not broker.urls:
         raise ConfigurationError("a relay needs a broker: give it a URL, or routes by topic.")
     return broker
+
+
+def dedicate_process() -> None:
+    """For a process that does nothing but relay: the garbage collector looks more seldom, and not
+    at what was there from the start. Messages come and go by the thousand and are never in a cycle;
+    a tenth of the relay's time went into looking at them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

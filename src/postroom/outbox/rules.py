@@ -146,11 +146,11 @@ def waves(batch: Sequence[Message]) -> list[list[Message]]:
     result: list[list[Message]] = []
     for message in batch:
         order = message.order
-        turn = turns.get(order, 0)
-        turns[order] = turn + 1
+        turn = turns[order] = turns.get(order, -1) + 1
         if turn == len(result):
-            result.append([])
-        result[turn].append(message)
+            result.append([message])
+        else:
+            result[turn].append(message)
     return result
 
 
@@ -261,6 +261,8 @@ def segments(batch: Sequence[Message], leftovers: Sequence[Leftover]) -> list[Se
     last one by one with nothing else under way; so only a message that was really alone is blamed,
     and a random kill costs a little speed.
     """
+    if not leftovers:
+        return [Segment(list(batch))] if batch else []
     result: list[Segment] = []
     for message in batch:
         chunk, alone, deaths = _suspicion(message, leftovers)

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import cast
 
 from postroom import failpoints, signals
 from postroom.brokers.base import (
@@ -19,7 +20,6 @@ from postroom.brokers.base import (
     Broker,
     BrokerOptions,
     CanLookUp,
-    Delivered,
     Outcome,
     Permanent,
     Unknown,
@@ -58,6 +58,8 @@ class Sender:
         self._breakers: dict[str, Breaker] = {}
         self._sends: dict[object, tuple[str, float]] = {}
         self._answered_at: dict[str, float] = {}
+        # Found out once: to ask a protocol takes longer than a message.
+        self._can_look_up = {url for url in brokers if isinstance(brokers[url], CanLookUp)}
         self.unreachable: dict[str, str] = {}
 
     # ── destinations ───────────────────────────────────────────────────────────────────────────
@@ -111,14 +113,17 @@ class Sender:
 
     def is_ordered(self, batch: Sequence[Message]) -> bool:
         """Whether this batch may go to its broker as one, later messages only after earlier."""
-        urls = {self._url(message.topic) for message in batch}
+        urls = self._urls_of(batch)
         return all(url and self._brokers[url].capabilities.ordered_pipeline for url in urls)
 
     def max_batch(self, batch: Sequence[Message]) -> int | None:
         """Most messages of this batch that may be under way at once; None: any number."""
-        urls = {self._url(message.topic) for message in batch}
+        urls = self._urls_of(batch)
         limits = [self._brokers[url].capabilities.max_batch for url in urls if url]
         return min((limit for limit in limits if limit is not None), default=None)
+
+    def _urls_of(self, batch: Sequence[Message]) -> set[str | None]:
+        return {self._url(topic) for topic in {message.topic for message in batch}}
 
     def _url(self, topic: str) -> str | None:
         if topic not in self._urls:
@@ -136,6 +141,10 @@ class Sender:
 
         `may_send` is asked before every call of a broker; once it says no, the rest stays unsent.
         """
+        urls = self._urls_of(wave)
+        if len(urls) == 1:
+            (url,) = urls
+            return await self._send_to(url, wave, epoch, may_send)
         groups: dict[str | None, list[int]] = {}
         for index, message in enumerate(wave):
             groups.setdefault(self._url(message.topic), []).append(index)
@@ -147,23 +156,23 @@ class Sender:
             for index, answer in zip(indexes, answers, strict=True):
                 verdicts[index] = answer
 
-        if len(groups) == 1:
-            ((url, indexes),) = groups.items()
-            await serve(url, indexes)
-        else:
-            await asyncio.gather(*(serve(url, indexes) for url, indexes in groups.items()))
+        await asyncio.gather(*(serve(url, indexes) for url, indexes in groups.items()))
         return [answer for answer in verdicts if answer is not None]
 
     async def _send_to(
         self,
         url: str | None,
-        messages: list[Message],
+        messages: Sequence[Message],
         epoch: int,
         may_send: Callable[[], Awaitable[bool]],
     ) -> list[Verdict]:
         """Send to one broker, in parts while it ramps up; nothing passes what failed before it."""
         if url is None:
             return [self._no_route(message.topic) for message in messages]
+        if not self._breakers:
+            if not await may_send():
+                return [UNSENT] * len(messages)
+            return await self._send_part(url, messages, epoch)
         verdicts: dict[int, Verdict] = {}
         stopped: set[tuple[str, str]] = set()
         waiting = list(range(len(messages)))
@@ -191,14 +200,12 @@ class Sender:
 
     def _ready(
         self,
-        messages: list[Message],
+        messages: Sequence[Message],
         waiting: list[int],
         stopped: set[tuple[str, str]],
         verdicts: dict[int, Verdict],
     ) -> list[int]:
         """Which of these may be tried: not behind a failure, and not of a topic that is down."""
-        if not stopped and not self._breakers:
-            return waiting
         room: dict[str, int | None] = {}
         ready: list[int] = []
         now = self._clock()
@@ -218,21 +225,23 @@ class Sender:
             ready.append(index)
         return ready
 
-    async def _send_part(self, url: str, part: list[Message], epoch: int) -> list[Verdict]:
-        for topic in {message.topic for message in part}:
-            if (breaker := self._breakers.get(_topic(topic))) is not None:
-                breaker.admits(self._clock())
+    async def _send_part(self, url: str, part: Sequence[Message], epoch: int) -> list[Verdict]:
+        if self._breakers:
+            for topic in {message.topic for message in part}:
+                if (breaker := self._breakers.get(_topic(topic))) is not None:
+                    breaker.admits(self._clock())
         token = object()
         self._sends[token] = (url, self._clock())
         try:
-            outcomes = await self._outcomes(self._brokers[url], part, epoch)
+            outcomes = await self._outcomes(url, part, epoch)
         finally:
             del self._sends[token]
         if signals.heard("message.attempted"):
             _tell_attempts(url, outcomes)
         return self._judge(url, part, outcomes)
 
-    async def _outcomes(self, broker: Broker, messages: list[Message], epoch: int) -> list[Outcome]:
+    async def _outcomes(self, url: str, messages: Sequence[Message], epoch: int) -> list[Outcome]:
+        broker = self._brokers[url]
         failpoints.hit("relay.send.before")
         try:
             # A broker keeps the timeout itself, message by message; this is for one that hangs.
@@ -247,9 +256,10 @@ class Sender:
         except Exception as error:
             text = redact(f"{type(error).__name__}: {error}")[:ERROR_CHARACTERS]
             outcomes = [Unknown(type(error).__name__, text)] * len(messages)
-        if isinstance(broker, CanLookUp):
+        if url in self._can_look_up:
+            asked = cast(CanLookUp, broker)
             outcomes = [
-                await self._look_up(broker, message, outcome)
+                await self._look_up(asked, message, outcome)
                 for message, outcome in zip(messages, outcomes, strict=True)
             ]
         return outcomes
@@ -267,7 +277,7 @@ class Sender:
     def _judge(
         self, url: str, messages: Sequence[Message], outcomes: Sequence[Outcome]
     ) -> list[Verdict]:
-        if not self._breakers and all(isinstance(outcome, Delivered) for outcome in outcomes):
+        if not self._breakers and outcomes.count(DELIVERED) == len(outcomes):
             self._answered_at[url] = self._clock()
             return [SETTLED] * len(outcomes)
         verdicts = [

@@ -145,8 +145,8 @@ class Store:
                 total_rows=total_rows,
                 bytes=bytes,
             )
-            for row in answer:
-                found[row[0]].append(Message(*row))
+            for message in map(Message._make, answer):
+                found[message.lane].append(message)
             return found
         for ask in asks:
             if total_rows <= 0 or bytes <= 0:
@@ -175,14 +175,14 @@ class Store:
             rows=count,
             probe=int(ask.probe),
         )
-        return [Message(*row) for row in answer]
+        return [Message._make(row) for row in answer]
 
     async def held_due(
         self, link: WorkerLink, lane: int, *, rows: int, bytes: int
     ) -> list[Message]:
         """The heads of held keys whose time has come."""
         answer = await link.query(ROOM, "held_due", lane=lane, rows=rows, bytes=bytes)
-        return [Message(*row) for row in answer]
+        return [Message._make(row) for row in answer]
 
     async def held_run(
         self, link: WorkerLink, head: Message, *, rows: int, bytes: int
@@ -197,7 +197,7 @@ class Store:
             rows=rows,
             bytes=bytes,
         )
-        return [Message(*row) for row in answer]
+        return [Message._make(row) for row in answer]
 
     # ── the journal ────────────────────────────────────────────────────────────────────────────
 
@@ -277,7 +277,7 @@ class Store:
             **_places(messages),
         )
         mine = {lane for lane, _ in answer}
-        expected = sum(1 for message in messages if message.lane in mine)
+        expected = sum(len(each.delivered) for each in changes if each.fence.lane in mine)
         return mine, expected - answer[0][1] if answer else 0
 
     def _settle(self, changes: Sequence[Change]) -> Flow[tuple[set[int], int]]:

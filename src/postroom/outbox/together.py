@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
+from postroom.config import RelaySettings
+
 __all__ = ["Budget", "Gate", "Pulse", "Together", "finish", "pause", "undisturbed"]
 
 A = TypeVar("A")
@@ -97,8 +99,9 @@ class Together(Generic[A, R]):
 class Budget:
     """How much may be in memory at once, in rows and bytes; each lane has one batch of it."""
 
-    def __init__(self, rows: int, size: int) -> None:
-        self._rows, self._bytes = rows, size
+    def __init__(self, limits: RelaySettings) -> None:
+        self._rows, self._bytes = limits.in_flight_rows, limits.in_flight_bytes
+        self._batch_rows, self._batch_bytes = limits.batch_rows, limits.batch_bytes
         self._taken: dict[int, tuple[int, int]] = {}
         self._freed = asyncio.Event()
 
@@ -112,12 +115,19 @@ class Budget:
         """The rows that lanes have in memory now; may be asked from any thread."""
         return sum(rows for rows, _ in list(self._taken.values()))
 
-    async def some(self) -> tuple[int, int]:
-        """Wait until there is room, and say how much. A read brings one row at least."""
+    async def portion(self, lanes: int) -> tuple[int, int, int]:
+        """Wait until there is room, and say how much of it so many lanes may read now: rows of each
+        lane, rows in all, and bytes in all. A read brings one row at least.
+
+        The lanes that work share the whole, and it is read in two halves: the database reads one
+        while the other is sent and settled.
+        """
         while min(self.left) <= 0:
             self._freed.clear()
             await self._freed.wait()
-        return self.left
+        rows, size = self.left
+        each = min(self._batch_rows, rows, max(1, self._rows // (lanes + len(self._taken))))
+        return each, min(rows, max(each, self._rows // 2)), min(size, self._batch_bytes)
 
     def take(self, lane: int, rows: int, size: int) -> None:
         """The lane has read its next batch; whatever it had before is over."""
