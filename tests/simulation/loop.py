@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -28,7 +28,9 @@ class Process:
     booted_seconds: float = 0.0  # where its monotonic clock began
     frozen: bool = False
     dead: bool = False
-    ready: deque[asyncio.Handle] = field(default_factory=deque)
+    owner: str = ""  # the incarnation of its relay
+    ready: deque["Handle"] = field(default_factory=deque)
+    waiting: bool = False  # it stands among those that may have the next turn
     tasks: dict["Task", None] = field(default_factory=dict)
     fuse: int | None = None  # so many callbacks until `blow`
     blow: Callable[[], None] = lambda: None
@@ -45,25 +47,51 @@ def current() -> Process:
     return _process.get()
 
 
-class Future(asyncio.Future[Any]):
-    """Futures stand in sets; addresses must not decide in which order they are woken."""
+class Handle:
+    """A callback that will run; as asyncio's own, and much cheaper to make."""
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
-        self._number = next(_numbers)
-        super().__init__(loop=loop)
+    __slots__ = ("args", "callback", "context", "is_cancelled", "time")
+
+    def __init__(
+        self, callback: Any, args: tuple[Any, ...], context: contextvars.Context, time: float
+    ) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.time = time
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.callback = self.args = None  # as asyncio does it: what they hold may go
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.time
+
+
+class Future(asyncio.Future[Any]):
+    """Futures stand in sets; addresses must not decide in which order they are woken. Most never
+    do, so the number is drawn when it is asked for."""
+
+    _number = -1
 
     def __hash__(self) -> int:
+        if self._number < 0:
+            self._number = next(_numbers)
         return self._number
 
 
 class Task(asyncio.Task[Any]):
     """As `Future`."""
 
-    def __init__(self, coro: Coroutine[Any, Any, Any], **how: Any) -> None:
-        self._number = next(_numbers)
-        super().__init__(coro, **how)
+    _number = -1
 
     def __hash__(self) -> int:
+        if self._number < 0:
+            self._number = next(_numbers)
         return self._number
 
 
@@ -73,11 +101,13 @@ class Loop(asyncio.AbstractEventLoop):
     def __init__(self, random: Random) -> None:
         global _numbers
         _numbers = count()
+        OUTSIDE.ready.clear()
+        OUTSIDE.waiting = False
         self.random = random
         self.now = 0.0
         self.turns = 0
-        self.errors: list[str] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self.errors: list[str] = []  # callbacks that failed
+        self._timers: list[tuple[float, int, Handle]] = []
         self._sequence = count()
         self._processes: list[Process] = []
 
@@ -105,27 +135,29 @@ class Loop(asyncio.AbstractEventLoop):
         task.add_done_callback(lambda done: process.tasks.pop(done, None))  # type: ignore[arg-type]
         return task
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._put(handle)
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        if context is None:
+            context = contextvars.copy_context()
+        handle = Handle(callback, args, context, self.now)
+        process = context.get(_process, OUTSIDE)
+        process.ready.append(handle)
+        if not process.waiting:
+            process.waiting = True
+            self._processes.append(process)
         return handle
 
     call_soon_threadsafe = call_soon
 
-    def call_later(
-        self, delay: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self.now + delay, callback, *args, context=context)
-
-    def call_at(
-        self, when: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        when = self.now + delay
+        handle = Handle(callback, args, context or contextvars.copy_context(), when)
         heapq.heappush(self._timers, (when, next(self._sequence), handle))
         return handle
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        handle = Handle(callback, args, context or contextvars.copy_context(), when)
+        heapq.heappush(self._timers, (when, next(self._sequence), handle))
+        return handle
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Future:  # type: ignore[override]
         future = self.create_future()
@@ -133,7 +165,8 @@ class Loop(asyncio.AbstractEventLoop):
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        self.errors.append(f"{context.get('message')} {context.get('exception')!r}")
+        """Exceptions that nobody asked for: when they are noticed is up to the garbage collector,
+        so they are not part of the story."""
 
     # ── processes ──────────────────────────────────────────────────────────────────────────────
 
@@ -150,12 +183,6 @@ class Loop(asyncio.AbstractEventLoop):
         context.run(_process.set, process)
         return context
 
-    def _put(self, handle: asyncio.Handle) -> None:
-        process: Process = handle._context.get(_process, OUTSIDE)  # type: ignore[attr-defined]
-        if not process.ready and process not in self._processes:
-            self._processes.append(process)
-        process.ready.append(handle)
-
     # ── turning ────────────────────────────────────────────────────────────────────────────────
 
     def run_until(self, task: Task) -> None:
@@ -169,31 +196,48 @@ class Loop(asyncio.AbstractEventLoop):
         task.result()
 
     def _turn(self) -> None:
-        timers, processes = self._timers, self._processes
+        processes = self._processes
+        timers = self._timers
         while timers and (timers[0][0] <= self.now or not processes):
-            when, _, handle = heapq.heappop(timers)
-            if not handle._cancelled:  # type: ignore[attr-defined]
-                self.now = max(self.now, when)
-                self._put(handle)
-        awake = [process for process in processes if not process.frozen]
-        if not awake:
-            if not timers:
-                raise RuntimeError("nothing will ever happen again")
-            self.now = max(self.now, timers[0][0])
-            return
-        process = awake[0] if len(awake) == 1 else self.random.choice(awake)
+            self._ring(*heapq.heappop(timers))
+        process = processes[0] if processes else None
+        if process is None or process.frozen or len(processes) > 1:
+            awake = [process for process in processes if not process.frozen]
+            if not awake:
+                if not timers:
+                    raise RuntimeError("nothing will ever happen again")
+                self.now = max(self.now, timers[0][0])
+                return
+            process = awake[int(self.random.random() * len(awake))]
         ready = process.ready
         for _ in range(len(ready)):
             if process.frozen or not ready:
                 break
             handle = ready.popleft()
-            if not handle._cancelled:  # type: ignore[attr-defined]
-                self.turns += 1
-                handle._run()
-                if process.fuse is not None:
-                    self._burn(process)
+            if handle.is_cancelled:
+                continue
+            self.turns += 1
+            try:
+                handle.context.run(handle.callback, *handle.args)
+            except Exception as error:
+                self.errors.append(f"{handle.callback!r} failed: {error!r}")
+            if process.fuse is not None:
+                self._burn(process)
         if not ready:
+            process.waiting = False
             processes.remove(process)
+
+    def _ring(self, when: float, _: int, handle: Handle) -> None:
+        """The time of a timer has come: its callback joins those of its process."""
+        if handle.is_cancelled:
+            return
+        if when > self.now:
+            self.now = when
+        process = handle.context.get(_process, OUTSIDE)
+        process.ready.append(handle)
+        if not process.waiting:
+            process.waiting = True
+            self._processes.append(process)
 
     def _burn(self, process: Process) -> None:
         assert process.fuse is not None
