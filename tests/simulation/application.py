@@ -50,7 +50,7 @@ class Application:
     async def write(self, dice: Random) -> None:
         """An application: transactions that are short or long, cross each other, and may fail."""
         for _ in range(self._size.transactions):
-            await asyncio.sleep(dice.expovariate(self._size.transactions / self._size.seconds))
+            await asyncio.sleep(dice.expovariate(1 / self._size.gap_seconds))
             key = dice.choice(("a", "a", "a", "b", "c"))
             serialized = dice.random() < 0.6
             lock = self._locks.setdefault(key, asyncio.Lock())

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 EPOCH_SECONDS = 1_700_000_000.0
+MOST_KNOWN = 200  # tasks of a process, until those that are done are forgotten
 
 
 @dataclass(eq=False)
@@ -31,10 +32,14 @@ class Process:
     owner: str = ""  # the incarnation of its relay
     ready: deque["Handle"] = field(default_factory=deque)
     waiting: bool = False  # it stands among those that may have the next turn
-    tasks: dict["Task", None] = field(default_factory=dict)
+    known: list["Task"] = field(default_factory=list)
     fuse: int | None = None  # so many callbacks until `blow`
     blow: Callable[[], None] = lambda: None
     waits_for_send: bool = False  # `blow` comes when its next send is under way
+
+    def tasks(self) -> list["Task"]:
+        """Those that are not done."""
+        return [task for task in self.known if not task.done()]
 
 
 OUTSIDE = Process("outside")
@@ -131,8 +136,9 @@ class Loop(asyncio.AbstractEventLoop):
     def create_task(self, coro: Any, **how: Any) -> Task:  # type: ignore[override]
         task = Task(coro, loop=self, **how)
         process = current()
-        process.tasks[task] = None
-        task.add_done_callback(lambda done: process.tasks.pop(done, None))  # type: ignore[arg-type]
+        if len(process.known) > MOST_KNOWN:
+            process.known = process.tasks()
+        process.known.append(task)
         return task
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
@@ -196,19 +202,30 @@ class Loop(asyncio.AbstractEventLoop):
         task.result()
 
     def _turn(self) -> None:
-        processes = self._processes
-        timers = self._timers
+        """Whose time has come joins the others; then one process has its turn."""
+        timers, processes = self._timers, self._processes
         while timers and (timers[0][0] <= self.now or not processes):
-            self._ring(*heapq.heappop(timers))
-        process = processes[0] if processes else None
-        if process is None or process.frozen or len(processes) > 1:
-            awake = [process for process in processes if not process.frozen]
-            if not awake:
-                if not timers:
-                    raise RuntimeError("nothing will ever happen again")
-                self.now = max(self.now, timers[0][0])
-                return
-            process = awake[int(self.random.random() * len(awake))]
+            when, _, handle = heapq.heappop(timers)
+            if handle.is_cancelled:
+                continue
+            if when > self.now:
+                self.now = when
+            process = handle.context.get(_process, OUTSIDE)
+            process.ready.append(handle)
+            if not process.waiting:
+                process.waiting = True
+                processes.append(process)
+        if len(processes) == 1 and not processes[0].frozen:
+            self._give_turn(processes[0])
+        elif awake := [process for process in processes if not process.frozen]:
+            self._give_turn(awake[int(self.random.random() * len(awake))])
+        elif timers:
+            self.now = max(self.now, timers[0][0])
+        else:
+            raise RuntimeError("nothing will ever happen again")
+
+    def _give_turn(self, process: Process) -> None:
+        """Run what is ready now, and not what it makes ready."""
         ready = process.ready
         for _ in range(len(ready)):
             if process.frozen or not ready:
@@ -225,19 +242,7 @@ class Loop(asyncio.AbstractEventLoop):
                 self._burn(process)
         if not ready:
             process.waiting = False
-            processes.remove(process)
-
-    def _ring(self, when: float, _: int, handle: Handle) -> None:
-        """The time of a timer has come: its callback joins those of its process."""
-        if handle.is_cancelled:
-            return
-        if when > self.now:
-            self.now = when
-        process = handle.context.get(_process, OUTSIDE)
-        process.ready.append(handle)
-        if not process.waiting:
-            process.waiting = True
-            self._processes.append(process)
+            self._processes.remove(process)
 
     def _burn(self, process: Process) -> None:
         assert process.fuse is not None

@@ -122,6 +122,7 @@ BUGS = {
             12,
             writers=5,
             transactions=8,
+            gap_seconds=1.5,
             relays=3,
             pause_seconds=2,
             troubles=("freeze",),

@@ -7,6 +7,7 @@ PostgreSQL does under READ COMMITTED.
 """
 
 import asyncio
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -147,7 +148,7 @@ class Server:
             if delay > SLOW_SECONDS:
                 self.fault(process, "slow network")
             return delay
-        return self.random.expovariate(1 / weather.latency_seconds)
+        return -weather.latency_seconds * math.log(1.0 - self.random.random())
 
     def _later(self, delay: float, step: Callable[..., Any], *args: Any) -> Handle:
         return self.loop.call_later(delay, step, *args, context=self._context)

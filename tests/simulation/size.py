@@ -21,7 +21,8 @@ class Size:
 
     seconds: float = 4.0
     writers: int = 3
-    transactions: int = 4
+    transactions: int = 4  # of each writer
+    gap_seconds: float = 0.5  # between two of them
     pause_seconds: float = 1.0  # between two troubles
     relays: int = 2
     troubles: tuple[str, ...] = ()  # all of these; none: any number of any

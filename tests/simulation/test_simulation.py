@@ -29,17 +29,20 @@ TESTS = Path(__file__).parents[1]
 BIG = os.environ.get("POSTROOM_GUARANTEES") == "big"
 SCHEDULES = 100_000 if BIG else 2_000
 PART = 25  # schedules that a process takes at once
+LONG_SCHEDULES = 50 if BIG else 1
 TRIES = 300  # within which every planted bug must be found
 HOUR_SECONDS = 3600.0
 DAY_SECONDS = 24 * HOUR_SECONDS
 # One long history with the times that a quiet deployment has: relays come and go, and for hours or
-# days there is nobody but a scheduler.
+# days there is nobody but a scheduler. The network to the database is good, so that nothing excuses
+# a duplicate for long.
 DAYS = Size(
     seconds=5 * DAY_SECONDS,
     transactions=100,
+    gap_seconds=DAY_SECONDS / 20,
     pause_seconds=HOUR_SECONDS / 6,
     relays=1,
-    troubles=TROUBLES,
+    troubles=tuple(kind for kind in TROUBLES if kind not in ("lossy", "slow database")),
     outages_seconds=(60, HOUR_SECONDS, DAY_SECONDS),
     late_seconds=1.5 * DAY_SECONDS,
     retry=RetryPolicy((60, HOUR_SECONDS, 6 * HOUR_SECONDS), attempts=6),
@@ -49,6 +52,7 @@ DAYS = Size(
     settings={
         "lease_seconds": 120,
         "send_timeout_seconds": 10,
+        "batch_rows": 100,
         "poll_max_seconds": 30,
         "rescan_seconds": 300,
         "keep_delivered_seconds": 24 * 3600,
@@ -79,8 +83,9 @@ def story(world: World, wrong: list[str]) -> str:
 
 
 def settle_in() -> None:
-    """A process that plays many schedules need not look at its modules again and again."""
+    """Garbage is collected between schedules: a tenth of the time goes into looking for it."""
     gc.freeze()
+    gc.disable()
 
 
 def play_many(seeds: list[int]) -> tuple[float, str]:
@@ -91,6 +96,7 @@ def play_many(seeds: list[int]) -> tuple[float, str]:
         seconds += world.loop.now
         if wrong:
             return seconds, story(world, wrong)
+    gc.collect()
     return seconds, ""
 
 
@@ -122,7 +128,8 @@ def test_no_schedule_breaks_a_promise(first_seed: int) -> None:
     print(f"{SCHEDULES} schedules, {virtual / HOUR_SECONDS:.1f} virtual hours in {took:.0f} s")
 
 
-def test_days_go_by(first_seed: int) -> None:
+@pytest.mark.parametrize("number", range(LONG_SCHEDULES))
+def test_days_go_by(number: int, first_seed: int) -> None:
     seed = int(os.environ.get("POSTROOM_SIM_SEED") or first_seed)
     begun = time.monotonic()
     world, wrong = play(seed, DAYS)

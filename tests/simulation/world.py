@@ -203,8 +203,7 @@ class World:
 
         async def bury() -> None:
             for _ in range(20):
-                tasks = [task for process in processes for task in process.tasks]
-                tasks += list(self.writers.tasks)
+                tasks = [task for each in (*processes, self.writers) for task in each.tasks()]
                 if not tasks:
                     return
                 for task in tasks:
@@ -321,5 +320,5 @@ class World:
         process.dead, process.frozen = True, False
         process.fuse, process.waits_for_send = None, False
         self.server.lose(process)
-        for task in list(process.tasks):
+        for task in process.tasks():
             task.cancel()
