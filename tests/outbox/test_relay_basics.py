@@ -7,6 +7,7 @@ import pytest
 from relaying import Post, by_key, note, told
 
 from helpers import eventually_async
+from postroom import failpoints
 from postroom.brokers.base import Permanent
 from postroom.errors import RoutingChanged, SchemaError
 from postroom.messages import LANES, lane_of
@@ -143,6 +144,20 @@ async def test_delayed_messages_that_are_due_go_in_the_order_of_their_times(post
     post.publish(*(note("k", n, deliver_at=time) for n, time in enumerate(times)))
     await post.relay().drain_once()
     assert told(post.broker.messages) == [("k", 3), ("k", 1), ("k", 2), ("k", 0)]
+
+
+async def test_a_look_for_what_is_due_locks_nothing(post: Post) -> None:
+    post.publish(note("k", 1, deliver_at=NOW + dt.timedelta(hours=1)))
+    passed: list[str] = []
+    for name in ("sql.delayed_lanes.after", "sql.fence.before"):
+        failpoints.arm(name, lambda name=name: passed.append(name))  # type: ignore[misc]
+    try:
+        async with post.relay():
+            await eventually_async(lambda: len(passed) >= 3)
+    finally:
+        failpoints.clear()
+    assert set(passed) == {"sql.delayed_lanes.after"}
+    assert post.count("delayed") == 1
 
 
 # ── What is kept, and for how long ─────────────────────────────────────────────────────────────

@@ -178,7 +178,7 @@ def _lane(key: str) -> int:
 
 
 @on_postgres
-@pytest.mark.parametrize("name", ["held_due", "delayed_due", "prune_dedup"])
+@pytest.mark.parametrize("name", ["held_due", "delayed_lanes", "delayed_due", "prune_dedup"])
 async def test_what_is_due_is_found_by_index(post: Post, name: str) -> None:
     post.sql(
         "INSERT INTO {p}held (lane, position, id, topic, key, type, content_type, payload, size, "
@@ -196,6 +196,7 @@ async def test_what_is_due_is_found_by_index(post: Post, name: str) -> None:
     )
     post.sql("ANALYZE")
     values: dict[str, Any] = {"lane": 3, "rows": 100, "bytes": 1_000_000, "keep_seconds": 999}
+    values["lane_list"] = [3]
     (statement,) = sql.prepare("postroom.outbox", "postgresql", name, "format")
     text, bound = statement.bind("postgresql", values)
     plan = "\n".join(row[0] for row in post.sql(f"EXPLAIN {text}", *bound))

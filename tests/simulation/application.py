@@ -37,6 +37,7 @@ class Application:
     ) -> None:
         self.facts: list[Fact] = []
         self.poison: set[str] = set()
+        self.dedup: dict[str, float] = {}  # when those with a dedup key were published
         self.events = count()  # moments, so that "before" has a meaning
         self._loop = loop
         self._server = server
@@ -49,7 +50,7 @@ class Application:
     async def write(self, dice: Random) -> None:
         """An application: transactions that are short or long, cross each other, and may fail."""
         for _ in range(self._size.transactions):
-            await asyncio.sleep(dice.expovariate(self._size.transactions / self._size.seconds))
+            await asyncio.sleep(dice.expovariate(1 / self._size.gap_seconds))
             key = dice.choice(("a", "a", "a", "b", "c"))
             serialized = dice.random() < 0.6
             lock = self._locks.setdefault(key, asyncio.Lock())
@@ -80,6 +81,7 @@ class Application:
             self._server.roll_back(publisher)
             return
         self._server.commit(publisher)
+        self.dedup.update(publisher.dedup)
         moment = next(self.events)
         for fact in facts:
             fact.committed = moment
@@ -108,7 +110,9 @@ class Application:
         )  # fmt: skip
         if self._poisons and dice.random() < 0.05:
             self.poison.add(id)
-        late = self._loop.now + dice.random() * 5
+        late = self._loop.now + dice.random() * self._size.late_seconds
+        if kind > 0.8:
+            publisher.dedup[id] = self._loop.now
         publisher.rows.append(
             Row(
                 message,

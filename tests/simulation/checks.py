@@ -1,14 +1,16 @@
 """What must be true when a schedule is over, told from outside: what was said, what arrived."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from .application import Fact
-from .exchange import Arrival
-from .world import Fault, World
+from .exchange import Arrival, Send
+from .world import HOUSE_SECONDS, Fault, World
 
 # A connection may be broken for a while before anybody uses it; what befalls the process itself
 # has its effect while the lease it had then lasts.
 UNNOTICED_LEASES = 3
+DAY_SECONDS = 86_400
 OWN_FAULTS = {"crash", "freeze", "wakes"}
 
 
@@ -16,11 +18,14 @@ def violations(world: World) -> list[str]:
     """Every promise that was broken, in a sentence."""
     return [
         *world.wrong,
+        *world.server.foreign,
+        *world.loop.errors,
         *_fate(world),
         *_ghosts(world),
         *_order(world),
         *_duplicates(world),
         *_attempts(world),
+        *_kept(world),
     ]
 
 
@@ -75,23 +80,36 @@ def _before(one: Fact, other: Fact) -> bool:
 
 
 def _duplicates(world: World) -> Iterator[str]:
-    """A message comes twice only if its sender was not told, or something befell its sender."""
-    last: dict[str, int] = {}
+    """A message is sent again only if its sender was not told, or something befell its sender.
+
+    Judged by the times of sending: packets overtake each other, and what comes late on its way is
+    no new decision of anybody's.
+    """
+    sends: dict[str, list[Arrival]] = {}
+    for arrival in world.exchange.arrivals:
+        sends.setdefault(arrival.id, []).append(arrival)
     numbers = {fact.id: fact.number for fact in world.facts}
-    for place, arrival in enumerate(world.exchange.arrivals):
-        before = world.exchange.arrivals[last[arrival.id]] if arrival.id in last else None
-        last[arrival.id] = place
-        # What was sent earlier and overtaken on the way had been given up by its sender.
-        if before is None or not before.told or arrival.sent_at < before.sent_at:
-            continue
-        if not any(_excuses(world, fault, before, arrival) for fault in world.faults):
-            yield f"message {numbers.get(arrival.id)} came twice for no reason"
+    for id, arrivals in sends.items():
+        arrivals.sort(key=lambda arrival: arrival.send.at)
+        for before, again in pairwise(arrivals):
+            if not _given_up(world, before, again.send.at) and not any(
+                _excuses(world, fault, before.send, again.send) for fault in world.faults
+            ):
+                yield f"message {numbers.get(id)} came twice for no reason"
 
 
-def _excuses(world: World, fault: Fault, before: Arrival, arrival: Arrival) -> bool:
+def _given_up(world: World, before: Arrival, now: float) -> bool:
+    """Whether its sender had a reason to send again: another answer, or none in time."""
+    send, timeout = before.send, world.settings["send_timeout_seconds"]
+    if before.told or send.ended_at is None or send.ended_at > now:
+        return False
+    return send.answered or send.ended_at - send.at >= timeout
+
+
+def _excuses(world: World, fault: Fault, before: Send, again: Send) -> bool:
     unnoticed = (1 if fault.why in OWN_FAULTS else UNNOTICED_LEASES) * world.lease_seconds
     concerned = fault.process in (None, before.process)
-    return concerned and before.sent_at - unnoticed <= fault.at <= arrival.at
+    return concerned and before.at - unnoticed <= fault.at <= again.at
 
 
 def _attempts(world: World) -> Iterator[str]:
@@ -107,3 +125,28 @@ def _attempts(world: World) -> Iterator[str]:
             yield f"{letter.id} died of {letter.code} after {letter.attempts} attempts"
         elif not known and (letter.code == "suspected_killer" or letter.attempts < 6):
             yield f"{letter.id} died of {letter.code} and should live"
+
+
+def _kept(world: World) -> Iterator[str]:
+    """What was delivered, and what was said once, is kept as long as was asked and not for ever."""
+    tables, now = world.server.tables, world.loop.now
+    keep = world.settings["keep_delivered_seconds"]
+    waiting = {row.message.id for row in [*tables.outbox.values(), *tables.held.values()]}
+    if keep:
+        for arrival in world.exchange.arrivals:
+            ended = arrival.id not in waiting and arrival.id not in tables.dead
+            if ended and arrival.at > now - keep and arrival.id not in tables.archive:
+                yield f"{arrival.id} was delivered, and is not in the archive"
+    for id, at in world.application.dedup.items():
+        if at > now - world.settings["keep_dedup_seconds"] and id not in tables.dedup:
+            yield f"the dedup key of {id} is gone"
+    if world.pruned_at is None:
+        return
+    # The archive goes by whole days, and a day ends at midnight.
+    for table, seconds in (
+        (tables.archive, keep + DAY_SECONDS),
+        (tables.dedup, world.settings["keep_dedup_seconds"]),
+    ):
+        old = [id for id, at in table.items() if at < world.pruned_at - seconds - HOUSE_SECONDS]
+        if old:
+            yield f"{len(old)} that should have been pruned are still there"

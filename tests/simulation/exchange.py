@@ -36,14 +36,23 @@ class Mood:
     topics_down: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True, eq=False)
+class Send:
+    """A batch on its way to a broker, until its sender knows more or gives it up."""
+
+    process: Process
+    at: float
+    ended_at: float | None = None
+    answered: bool = False
+
+
 @dataclass(slots=True)
 class Arrival:
     """A message as it came to a broker."""
 
     id: str
     at: float
-    sent_at: float
-    process: Process
+    send: Send
     told: bool = False  # the sender knows that it arrived
 
 
@@ -65,11 +74,9 @@ class Exchange:
     def broker(self, url: str) -> "SimulatedBroker":
         return SimulatedBroker(self, url)
 
-    def take(
-        self, url: str, batch: Sequence[Message], process: Process, sent_at: float, reply: Future
-    ) -> None:
+    def take(self, url: str, batch: Sequence[Message], send: Send, reply: Future) -> None:
         """A batch has come; decide for each message, and let the answer travel back."""
-        if process.dead and self.random.random() < 0.5:
+        if send.process.dead and self.random.random() < 0.5:
             return
         arrivals: list[Arrival | None] = []
         outcomes: list[Outcome] = []
@@ -78,13 +85,13 @@ class Exchange:
             outcome, arrives = self._decide(url, message, message.order in stopped)
             if outcome is not DELIVERED:
                 stopped.add(message.order)
-            arrival = Arrival(message.id, self.loop.now, sent_at, process) if arrives else None
+            arrival = Arrival(message.id, self.loop.now, send) if arrives else None
             arrivals.append(arrival)
             outcomes.append(outcome)
         self.arrivals += [arrival for arrival in arrivals if arrival is not None]
         self.trace(
             "arrived",
-            process.name,
+            send.process.name,
             [(int(m.payload), a is not None) for m, a in zip(batch, arrivals, strict=True)],
         )
         if url not in self.mood.silent:
@@ -147,21 +154,19 @@ class SimulatedBroker:
         if exchange.random.random() < exchange.mood.raises:
             exchange.refusals.update(message.id for message in batch)
             raise RuntimeError("a bug in the adapter")
-        reply = loop.create_future()
+        reply, sent = loop.create_future(), Send(process, loop.now)
+        context = exchange.context
         loop.call_later(
-            exchange._delay(),
-            exchange.take,
-            self._url,
-            batch,
-            process,
-            loop.now,
-            reply,
-            context=exchange.context,
+            exchange._delay(), exchange.take, self._url, batch, sent, reply, context=context
         )
         if process.waits_for_send:
             process.waits_for_send = False
             process.blow()
-        outcomes, arrivals = await reply
+        try:
+            outcomes, arrivals = await reply
+            sent.answered = True
+        finally:
+            sent.ended_at = loop.now
         exchange.told(batch, outcomes, arrivals)
         answers: list[Outcome] = outcomes
         return answers

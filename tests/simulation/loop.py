@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 EPOCH_SECONDS = 1_700_000_000.0
+MOST_KNOWN = 200  # tasks of a process, until those that are done are forgotten
 
 
 @dataclass(eq=False)
@@ -28,11 +29,17 @@ class Process:
     booted_seconds: float = 0.0  # where its monotonic clock began
     frozen: bool = False
     dead: bool = False
-    ready: deque[asyncio.Handle] = field(default_factory=deque)
-    tasks: dict["Task", None] = field(default_factory=dict)
+    owner: str = ""  # the incarnation of its relay
+    ready: deque["Handle"] = field(default_factory=deque)
+    waiting: bool = False  # it stands among those that may have the next turn
+    known: list["Task"] = field(default_factory=list)
     fuse: int | None = None  # so many callbacks until `blow`
     blow: Callable[[], None] = lambda: None
     waits_for_send: bool = False  # `blow` comes when its next send is under way
+
+    def tasks(self) -> list["Task"]:
+        """Those that are not done."""
+        return [task for task in self.known if not task.done()]
 
 
 OUTSIDE = Process("outside")
@@ -45,25 +52,51 @@ def current() -> Process:
     return _process.get()
 
 
-class Future(asyncio.Future[Any]):
-    """Futures stand in sets; addresses must not decide in which order they are woken."""
+class Handle:
+    """A callback that will run; as asyncio's own, and much cheaper to make."""
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
-        self._number = next(_numbers)
-        super().__init__(loop=loop)
+    __slots__ = ("args", "callback", "context", "is_cancelled", "time")
+
+    def __init__(
+        self, callback: Any, args: tuple[Any, ...], context: contextvars.Context, time: float
+    ) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.time = time
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.callback = self.args = None  # as asyncio does it: what they hold may go
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.time
+
+
+class Future(asyncio.Future[Any]):
+    """Futures stand in sets; addresses must not decide in which order they are woken. Most never
+    do, so the number is drawn when it is asked for."""
+
+    _number = -1
 
     def __hash__(self) -> int:
+        if self._number < 0:
+            self._number = next(_numbers)
         return self._number
 
 
 class Task(asyncio.Task[Any]):
     """As `Future`."""
 
-    def __init__(self, coro: Coroutine[Any, Any, Any], **how: Any) -> None:
-        self._number = next(_numbers)
-        super().__init__(coro, **how)
+    _number = -1
 
     def __hash__(self) -> int:
+        if self._number < 0:
+            self._number = next(_numbers)
         return self._number
 
 
@@ -73,11 +106,13 @@ class Loop(asyncio.AbstractEventLoop):
     def __init__(self, random: Random) -> None:
         global _numbers
         _numbers = count()
+        OUTSIDE.ready.clear()
+        OUTSIDE.waiting = False
         self.random = random
         self.now = 0.0
         self.turns = 0
-        self.errors: list[str] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self.errors: list[str] = []  # callbacks that failed
+        self._timers: list[tuple[float, int, Handle]] = []
         self._sequence = count()
         self._processes: list[Process] = []
 
@@ -101,31 +136,34 @@ class Loop(asyncio.AbstractEventLoop):
     def create_task(self, coro: Any, **how: Any) -> Task:  # type: ignore[override]
         task = Task(coro, loop=self, **how)
         process = current()
-        process.tasks[task] = None
-        task.add_done_callback(lambda done: process.tasks.pop(done, None))  # type: ignore[arg-type]
+        if len(process.known) > MOST_KNOWN:
+            process.known = process.tasks()
+        process.known.append(task)
         return task
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._put(handle)
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        if context is None:
+            context = contextvars.copy_context()
+        handle = Handle(callback, args, context, self.now)
+        process = context.get(_process, OUTSIDE)
+        process.ready.append(handle)
+        if not process.waiting:
+            process.waiting = True
+            self._processes.append(process)
         return handle
 
     call_soon_threadsafe = call_soon
 
-    def call_later(
-        self, delay: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self.now + delay, callback, *args, context=context)
-
-    def call_at(
-        self, when: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        when = self.now + delay
+        handle = Handle(callback, args, context or contextvars.copy_context(), when)
         heapq.heappush(self._timers, (when, next(self._sequence), handle))
         return handle
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        handle = Handle(callback, args, context or contextvars.copy_context(), when)
+        heapq.heappush(self._timers, (when, next(self._sequence), handle))
+        return handle
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Future:  # type: ignore[override]
         future = self.create_future()
@@ -133,7 +171,8 @@ class Loop(asyncio.AbstractEventLoop):
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        self.errors.append(f"{context.get('message')} {context.get('exception')!r}")
+        """Exceptions that nobody asked for: when they are noticed is up to the garbage collector,
+        so they are not part of the story."""
 
     # ── processes ──────────────────────────────────────────────────────────────────────────────
 
@@ -150,12 +189,6 @@ class Loop(asyncio.AbstractEventLoop):
         context.run(_process.set, process)
         return context
 
-    def _put(self, handle: asyncio.Handle) -> None:
-        process: Process = handle._context.get(_process, OUTSIDE)  # type: ignore[attr-defined]
-        if not process.ready and process not in self._processes:
-            self._processes.append(process)
-        process.ready.append(handle)
-
     # ── turning ────────────────────────────────────────────────────────────────────────────────
 
     def run_until(self, task: Task) -> None:
@@ -169,31 +202,47 @@ class Loop(asyncio.AbstractEventLoop):
         task.result()
 
     def _turn(self) -> None:
+        """Whose time has come joins the others; then one process has its turn."""
         timers, processes = self._timers, self._processes
         while timers and (timers[0][0] <= self.now or not processes):
             when, _, handle = heapq.heappop(timers)
-            if not handle._cancelled:  # type: ignore[attr-defined]
-                self.now = max(self.now, when)
-                self._put(handle)
-        awake = [process for process in processes if not process.frozen]
-        if not awake:
-            if not timers:
-                raise RuntimeError("nothing will ever happen again")
+            if handle.is_cancelled:
+                continue
+            if when > self.now:
+                self.now = when
+            process = handle.context.get(_process, OUTSIDE)
+            process.ready.append(handle)
+            if not process.waiting:
+                process.waiting = True
+                processes.append(process)
+        if len(processes) == 1 and not processes[0].frozen:
+            self._give_turn(processes[0])
+        elif awake := [process for process in processes if not process.frozen]:
+            self._give_turn(awake[int(self.random.random() * len(awake))])
+        elif timers:
             self.now = max(self.now, timers[0][0])
-            return
-        process = awake[0] if len(awake) == 1 else self.random.choice(awake)
+        else:
+            raise RuntimeError("nothing will ever happen again")
+
+    def _give_turn(self, process: Process) -> None:
+        """Run what is ready now, and not what it makes ready."""
         ready = process.ready
         for _ in range(len(ready)):
             if process.frozen or not ready:
                 break
             handle = ready.popleft()
-            if not handle._cancelled:  # type: ignore[attr-defined]
-                self.turns += 1
-                handle._run()
-                if process.fuse is not None:
-                    self._burn(process)
+            if handle.is_cancelled:
+                continue
+            self.turns += 1
+            try:
+                handle.context.run(handle.callback, *handle.args)
+            except Exception as error:
+                self.errors.append(f"{handle.callback!r} failed: {error!r}")
+            if process.fuse is not None:
+                self._burn(process)
         if not ready:
-            processes.remove(process)
+            process.waiting = False
+            self._processes.remove(process)
 
     def _burn(self, process: Process) -> None:
         assert process.fuse is not None

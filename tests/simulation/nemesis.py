@@ -28,17 +28,33 @@ class Nemesis:
             if self._world.troubles:
                 self._befall(self._random.choice(self._world.troubles))
             if not self._world.relays:
+                await self._nobody_is_there()
+            if not self._world.relays:
                 self._world.start_relay()
+
+    async def _nobody_is_there(self) -> None:
+        """Over night, or for days; a scheduler may call now and then."""
+        dice, world = self._random, self._world
+        away = dice.random() * world.size.away_seconds
+        back_at, scheduled = world.loop.now + away, dice.random() < 0.5
+        while world.loop.now < back_at:
+            await asyncio.sleep(dice.random() * away / 5)
+            if world.troubles:
+                self._befall(dice.choice(world.troubles))
+            if scheduled and not world.relays:
+                world.start_relay(once=True)
 
     def _befall(self, trouble: str) -> None:
         dice = self._random
         self._world.trace("trouble", trouble)
         living = dice.choice(self._world.relays) if self._world.relays else None
         broker = dice.choice(sorted(set(ROUTES.values())))
-        some_time = dice.choice((0.3, 3.0, 10.0)) * dice.random()
+        some_time = dice.choice(self._world.size.outages_seconds) * dice.random()
         mood, weather = self._world.exchange.mood, self._world.server.weather
         if trouble == "join" and len(self._world.relays) <= self._world.size.relays:
             self._world.start_relay()
+        elif trouble == "drain":
+            self._world.start_relay(once=True)
         elif trouble == "restart":
             self._world.server.restart(some_time / 2)
         elif trouble == "lossy":
@@ -73,7 +89,9 @@ class Nemesis:
         elif trouble == "freeze":
             # Most wake about when their lanes are taken over.
             leases = self._random.choice((0.2, 1.0, 1.2, 1.2, 1.5)) * self._world.lease_seconds
-            self._at_some_moment(process, lambda: self._freeze(process, leases + some_time / 5))
+            more = self._random.choice((0.015, 0.15, 0.5)) * self._random.random()
+            seconds = leases + more * self._world.lease_seconds
+            self._at_some_moment(process, lambda: self._freeze(process, seconds))
 
     def _at_some_moment(self, process: Process, what: Callable[[], None]) -> None:
         """In the middle of whatever the process is doing, or when it has just sent something."""

@@ -12,7 +12,8 @@ from postroom.outbox import lane, office, rules, sending
 from postroom.outbox.rules import SETTLED, Horizon, Settled, Verdict
 
 from .size import SMALL, Size
-from .tables import LANES, LaneRow, Row, Values, View
+from .tables import LANES, LaneRow, Row, Values
+from .view import View
 from .world import Living, World
 
 
@@ -38,7 +39,9 @@ class NoFence(View):
         self.journal_clear(values)
         return [(number % LANES, gone[0][0]) for number in values["fence_list"]]
 
-    settle_archived = settle_deleted
+    def settle_archived(self, values: Values) -> list[tuple[Any, ...]]:
+        self.outbox_archive(values)
+        return self.settle_deleted(values)
 
 
 class ApplicationClock(View):
@@ -59,6 +62,13 @@ class ForgetsHeld(View):
 
     def key_is_held(self, row: Row) -> bool:
         return False
+
+
+class PrunesAll(View):
+    """What is old goes, and what is not old too."""
+
+    def prune_dedup(self, values: Values) -> list[tuple[Any, ...]]:
+        return super().prune_dedup({**values, "keep_seconds": 0})
 
 
 class LastRead(Horizon):
@@ -106,12 +116,13 @@ def _blames_the_message(outcome: Outcome, *rest: Any) -> Verdict:
 
 BUGS = {
     "no fence": Bug(
-        ("passed", "came twice"),
+        ("wrote into a lane of another",),
         view=NoFence,
         size=Size(
             12,
             writers=5,
             transactions=8,
+            gap_seconds=1.5,
             relays=3,
             pause_seconds=2,
             troubles=("freeze",),
@@ -129,6 +140,7 @@ BUGS = {
     ),
     "whole batch settled": Bug(("lost",), plant=_whole_batch),
     "clock of the application": Bug(("not drained", "came twice"), view=ApplicationClock),
+    "pruned too early": Bug(("is gone",), view=PrunesAll),
     "held key not held": Bug(("passed",), view=ForgetsHeld),
     "attempts spent on an outage": Bug(
         ("died of", "attempts"),

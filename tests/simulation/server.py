@@ -7,6 +7,7 @@ PostgreSQL does under READ COMMITTED.
 """
 
 import asyncio
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from typing import Any
 
 from postroom.flow import Rows, Statement
 
-from .loop import Future, Loop, Process, current
-from .tables import Row, Tables, View
+from .loop import Future, Handle, Loop, Process, current
+from .tables import Row, Tables
+from .view import View
 
 # Which statements lock the lanes they find theirs, and how.
 SHARE = {"fence", "settle_deleted", "settle_archived", "journal_write"}
@@ -42,6 +44,7 @@ class Publisher:
 
     name: str
     rows: list[Row] = field(default_factory=list)
+    dedup: dict[str, float] = field(default_factory=dict)
     over: bool = False
 
 
@@ -63,7 +66,7 @@ class Connection:
         self.view: View | None = None
         self.writes_outbox = False
         self.idle_seconds = 10.0
-        self.idle_timer: asyncio.TimerHandle | None = None
+        self.idle_timer: Handle | None = None
         self.arrives_at = 0.0
         self.reply: Future | None = None
 
@@ -95,10 +98,7 @@ class Link:
     dialect = "postgresql"
 
     def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-
-    async def execute(self, statement: Statement) -> Rows:
-        return await self.connection.execute(statement)
+        self.execute = connection.execute
 
 
 class Server:
@@ -124,6 +124,7 @@ class Server:
         self.publishers: dict[str, Publisher] = {}
         self._view = view
         self._connections: list[Connection] = []
+        self.foreign: list[str] = []  # writes of those who had lost their lane
         self._number = 0
         self._locks: dict[int, dict[Connection, str]] = {}
         self._parked: list[tuple[Connection, Statement, Future]] = []
@@ -147,9 +148,9 @@ class Server:
             if delay > SLOW_SECONDS:
                 self.fault(process, "slow network")
             return delay
-        return self.random.expovariate(1 / weather.latency_seconds)
+        return -weather.latency_seconds * math.log(1.0 - self.random.random())
 
-    def _later(self, delay: float, step: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+    def _later(self, delay: float, step: Callable[..., Any], *args: Any) -> Handle:
         return self.loop.call_later(delay, step, *args, context=self._context)
 
     def receive(self, connection: Connection, what: str | Statement, reply: Future) -> None:
@@ -235,7 +236,7 @@ class Server:
             connection.transactions += 1
         elif what == "COMMIT":
             assert connection.view is not None
-            connection.view.commit()
+            self._commit(connection, connection.view)
             self.trace("commit", connection.process.name)
             self._end_transaction(connection)
         else:
@@ -271,13 +272,20 @@ class Server:
                 values = {**values, "lane_list": self._not_locked(connection, values["lane_list"])}
             rows = view.answer(name, values)
         if connection.view is None:
-            view.commit()
+            self._commit(connection, view)
         else:
             connection.writes_outbox = connection.writes_outbox or name in WRITES_OUTBOX
             if name == "lanes_lock_free":
                 self._lock(connection, [lane for lane, _ in rows], "update")
         self.trace(name, connection.process.name, len(rows))
         return rows
+
+    def _commit(self, connection: Connection, view: View) -> None:
+        """What a relay has written stands; whoever is not the owner of a lane writes nothing."""
+        for lane in view.written():
+            if self.tables.lane[lane].owner != connection.process.owner:
+                self.foreign.append(f"{connection.process.name} wrote into a lane of another")
+        view.commit()
 
     def _idle(self, connection: Connection) -> None:
         if connection.view is not None and not connection.gone:
@@ -355,6 +363,7 @@ class Server:
     def commit(self, publisher: Publisher) -> None:
         """Its rows become visible; a moment later its lock is gone."""
         publisher.over = True
+        self.tables.dedup.update(publisher.dedup)
         for row in publisher.rows:
             if row.deliver_at is not None:
                 self.tables.delayed[row.message.id] = row

@@ -6,7 +6,6 @@ some have all: what one fault hides, its absence shows.
 
 import asyncio
 import hashlib
-from collections import deque
 from dataclasses import dataclass
 from itertools import count
 from random import Random
@@ -15,7 +14,6 @@ from typing import Any
 from postroom import signals
 from postroom.errors import PostroomError
 from postroom.outbox.relay import Relay
-from postroom.retry import RetryPolicy
 
 from .application import Application, Fact
 from .exchange import Exchange, Mood
@@ -24,12 +22,13 @@ from .nemesis import Nemesis
 from .server import Server
 from .size import ROUTES, TROUBLES, Size
 from .stage import simulated
-from .tables import View
+from .view import View
 
 URL = "postgresql://sim@sim/sim"
-RETRY = RetryPolicy((0.3, 0.6, 1.2), attempts=6)
-DEADLINE_SECONDS = 150.0
 STOP_SECONDS = 15.0
+HOUSE_SECONDS = 60.0
+SHOWN_LINES = 60  # of the trace of what went wrong
+MOST_LINES = 50_000  # in memory; what is older is only in the digest
 
 
 @dataclass(eq=False)
@@ -40,6 +39,7 @@ class Living:
     relay: Relay | None = None
     task: Task | None = None
     stopped: bool = False
+    once: bool = False  # a scheduler called it to drain what is there
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class World:
         self.size = size
         self.random = Random(seed)
         self.loop = Loop(Random(seed + 1))
-        self.trace_lines: deque[tuple[Any, ...]] = deque(maxlen=400)
+        self._lines: list[tuple[Any, ...]] = []
         self._digest = hashlib.sha256()
         self.faults: list[Fault] = []
         self.wrong: list[str] = []
@@ -65,6 +65,7 @@ class World:
         self.exchange = Exchange(self.loop, Random(seed + 3), self.trace)
         self.exchange.mood = Mood(size.latency_seconds, size.refuses)
         self.drained = False
+        self.pruned_at: float | None = None
         self.here = Process("world")
         self.writers = Process("writers")
         self.relays: list[Living] = []
@@ -87,6 +88,7 @@ class World:
             "grace_seconds": 10,
             "rescan_seconds": 15,
             "keep_delivered_seconds": dice.choice((0, 86_400)),
+            "keep_dedup_seconds": 86_400,
             "on_dead": dice.choice(("hold", "continue")),
             **size.settings,
         }
@@ -102,14 +104,22 @@ class World:
     # ── telling ────────────────────────────────────────────────────────────────────────────────
 
     def trace(self, *what: Any) -> None:
-        line = (round(self.loop.now, 6), *what)
-        self.trace_lines.append(line)
-        self._digest.update(repr(line).encode())
+        self._lines.append((self.loop.now, *what))
+        if len(self._lines) >= MOST_LINES:
+            self._digest.update(repr(self._lines).encode())
+            del self._lines[:-SHOWN_LINES]
+
+    def last_lines(self) -> list[str]:
+        """The end of the story, for people."""
+        shown = self._lines[-SHOWN_LINES:]
+        return [" ".join(map(str, (f"{at:.6f}", *what))) for at, *what in shown]
 
     @property
     def digest(self) -> str:
         """The whole story in one word: two runs of a seed give the same."""
-        return self._digest.hexdigest()
+        whole = self._digest.copy()
+        whole.update(repr(self._lines).encode())
+        return whole.hexdigest()
 
     def fault(self, process: Process | None, why: str) -> None:
         """Something went wrong that may cost duplicates."""
@@ -145,18 +155,26 @@ class World:
         await asyncio.wait(writers)
         for writer in writers:
             writer.result()
-        if not self.relays:
-            self.start_relay()
         await self._wait_for_quiet()
+        await self._look_after_the_house()
         await self._stop_all()
 
     async def _wait_for_quiet(self) -> None:
-        give_up_at = self.loop.now + DEADLINE_SECONDS
+        give_up_at = self.loop.now + self.size.quiet_seconds
         while self.loop.now < give_up_at:
             if self._quiet():
                 self.drained = True
                 return
-            await asyncio.sleep(0.5)
+            if not any(not living.once for living in self.relays):
+                self.start_relay(once=self.size.shift_seconds > 0)
+            await asyncio.sleep(self.size.quiet_seconds / 300)
+
+    async def _look_after_the_house(self) -> None:
+        """A relay prunes when it starts: whatever is too old must be gone then."""
+        if self.size.shift_seconds:
+            self.start_relay()
+            await asyncio.sleep(HOUSE_SECONDS)
+            self.pruned_at = self.loop.now
 
     def _quiet(self) -> bool:
         """Whether all that is left waits for a person."""
@@ -177,13 +195,15 @@ class World:
     def _end_all(self) -> None:
         """Whatever still runs ends now, so that no task is left behind."""
         for living in [*self.relays, *self.ended]:
+            if living.task is not None and living.task.done() and not living.task.cancelled():
+                living.task.result()
+        for living in [*self.relays, *self.ended]:
             self._kill(living)
         processes = [living.process for living in self.ended]
 
         async def bury() -> None:
             for _ in range(20):
-                tasks = [task for process in processes for task in process.tasks]
-                tasks += list(self.writers.tasks)
+                tasks = [task for each in (*processes, self.writers) for task in each.tasks()]
                 if not tasks:
                     return
                 for task in tasks:
@@ -195,45 +215,72 @@ class World:
 
     # ── relays ─────────────────────────────────────────────────────────────────────────────────
 
-    def start_relay(self) -> None:
-        """A new process with a relay in it."""
+    def start_relay(self, *, once: bool = False) -> None:
+        """A new process with a relay in it; `once`: as a scheduler calls it."""
         dice = self.random
         process = Process(
-            f"relay{next(self._names)}",
+            f"{'drain' if once else 'relay'}{next(self._names)}",
             skew_seconds=dice.choice((0.0, -3600.0, 3600.0)),
             booted_seconds=dice.random() * 1e6,
         )
-        living = Living(process)
+        living = Living(process, once=once)
         self.relays.append(living)
         living.task = self.loop.spawn(process, self._live, living)
         self.trace("start", process.name)
+        if self.size.shift_seconds and not once:
+            self._end_shift(living, dice.expovariate(1 / self.size.shift_seconds))
+
+    def _end_shift(self, living: Living, seconds: float) -> None:
+        """Stop it then, as those do who put a new version in its place."""
+
+        def end() -> None:
+            if living.process.frozen:
+                self._end_shift(living, self.lease_seconds)
+            elif living in self.relays:
+                self.stop(living)
+
+        self.loop.call_later(seconds, end, context=self.loop.inside(self.here))
 
     async def _live(self, living: Living) -> None:
+        failures = 0
         while not living.process.dead and not living.stopped:
-            urls = set(ROUTES.values())
-            living.relay = Relay(
-                URL,
-                ROUTES,
-                brokers={url: self.exchange.broker(url) for url in sorted(urls)},
-                retry=RETRY,
-                listen=False,
-                name=living.process.name,
-                **self.settings,
-            )
+            living.relay = relay = self._make_relay(living.process.name)
+            living.process.owner = relay.owner
             try:
-                await living.relay.run()
+                await (self._drain(relay) if living.once else relay.run())
+                living.stopped = True
             except PostroomError as error:
                 # As a supervisor does it: a relay that could not start is started again.
                 self.trace("not started", living.process.name, type(error).__name__)
-                await asyncio.sleep(1)
+                living.stopped = living.stopped or living.once
+                failures += 1
+                await asyncio.sleep(min(0.5 * 2**failures, 60))
             except Exception as error:
                 if not living.process.dead:
                     self.wrong.append(f"{living.process.name} failed: {error!r}")
                 return
         self._look_after_stop(living)
 
+    def _make_relay(self, name: str) -> Relay:
+        return Relay(
+            URL,
+            ROUTES,
+            brokers={url: self.exchange.broker(url) for url in sorted(set(ROUTES.values()))},
+            retry=self.size.retry,
+            listen=False,
+            name=name,
+            **self.settings,
+        )
+
+    async def _drain(self, relay: Relay) -> None:
+        await relay.drain_once()
+        await relay.close()
+
     def _look_after_stop(self, living: Living) -> None:
         """A relay that ended in good order has left nothing behind."""
+        if living in self.relays:
+            self.relays.remove(living)
+            self.ended.append(living)
         if living.process.dead or living.relay is None:
             return
         living.process.dead = True
@@ -273,5 +320,5 @@ class World:
         process.dead, process.frozen = True, False
         process.fuse, process.waits_for_send = None, False
         self.server.lose(process)
-        for task in list(process.tasks):
+        for task in process.tasks():
             task.cancel()

@@ -221,6 +221,12 @@ UPDATE postroom_dead_letter
    SET state = 'resolved', ended_at = UTC_TIMESTAMP(6)
  WHERE source = 'outbox' AND id = :id AND position = :position AND state = 'queued'
 
+-- name: delayed_lanes
+SELECT l.lane FROM postroom_lane l
+ WHERE l.lane IN :lane_list
+   AND (SELECT 1 FROM postroom_delayed d
+         WHERE d.lane = l.lane AND d.deliver_at <= UTC_TIMESTAMP(6) LIMIT 1) = 1
+
 -- name: delayed_due
 SELECT lane, CAST(deliver_at AS CHAR), id FROM postroom_delayed
  WHERE lane = :lane AND deliver_at <= UTC_TIMESTAMP(6)

@@ -357,6 +357,14 @@ UPDATE postroom.dead_letter SET state = 'resolved', ended_at = clock_timestamp()
  WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
    AND state = 'queued'
 
+-- name: delayed_lanes
+-- Which of these lanes have something that has become due: an idle relay asks this often, so it is
+-- one look that locks nothing. LIMIT 1, or a large backlog might be read whole.
+SELECT l.lane FROM unnest(CAST(CAST(:lane_list AS text) AS int[])) AS l(lane)
+ CROSS JOIN LATERAL (
+    SELECT 1 FROM postroom.delayed d
+     WHERE d.lane = l.lane AND d.deliver_at <= statement_timestamp() LIMIT 1) due
+
 -- name: delayed_due
 -- Which delayed messages of a lane have become due, in their order.
 SELECT lane, CAST(deliver_at AS text), CAST(id AS text) FROM postroom.delayed

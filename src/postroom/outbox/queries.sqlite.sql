@@ -211,6 +211,11 @@ UPDATE postroom_dead_letter
    SET state = 'resolved', ended_at = NOW_US
  WHERE source = 'outbox' AND id = :id AND position = :position AND state = 'queued'
 
+-- name: delayed_lanes
+SELECT l.lane FROM postroom_lane l
+ WHERE l.lane IN (SELECT value FROM json_each(:lane_list)) AND EXISTS (
+           SELECT 1 FROM postroom_delayed d WHERE d.lane = l.lane AND d.deliver_at <= NOW_US)
+
 -- name: delayed_due
 SELECT lane, deliver_at, id FROM postroom_delayed
  WHERE lane = :lane AND deliver_at <= NOW_US

@@ -373,10 +373,14 @@ class Store:
 
     async def promote(self, link: WorkerLink, fences: Iterable[Fence], rows: int) -> int:
         """Move delayed messages that have become due into the outbox; returns how many."""
-        fences = list(fences)
+        by_lane = {fence.lane: fence for fence in fences}
+        found = await link.query(ROOM, "delayed_lanes", lane_list=list(by_lane))
+        due_fences = [by_lane[lane] for (lane,) in found]
+        if not due_fences:
+            return 0
 
         def move() -> Flow[int]:
-            mine = yield self._fence(fences)
+            mine = yield self._fence(due_fences)
             moved = 0
             for (lane,) in mine:
                 due = yield self._query("delayed_due", lane=lane, rows=rows)

@@ -19,7 +19,8 @@ T = TypeVar("T")
 async def pause(stopping: asyncio.Event, seconds: float) -> None:
     """Sleep, but not longer than until one must stop."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stopping.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
 
 
 async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
