@@ -105,7 +105,8 @@ class MessageType:
     aggregate_field: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: to set a frozen one's fields takes as long as to check all of them.
+@dataclass(slots=True, kw_only=True)
 class Draft:
     """A message before it is encoded: content and wishes, for `publish_many`."""
 

@@ -78,6 +78,12 @@ class Item(NamedTuple):
     claim: str
     published: Published
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is to be done for it but to write it, now, among the others."""
+        message = self.message
+        return not self.serialize_key and message.dedup_key is None and message.deliver_us is None
+
     def tell(self, *, holder: str | None) -> None:
         """Tell the caller that it is written, or that `holder` has its dedup key."""
         self.published._id = holder or self.message.id
@@ -101,6 +107,18 @@ def write(items: Sequence[Item]) -> Flow[None]:
 
     Locks are taken in sorted order, so that two calls with the same keys never deadlock.
     """
+    if items and all([item.plain for item in items]):
+        messages = [item.message for item in items]
+        yield _insert("insert_outbox", messages)
+    else:
+        messages = yield from _write_in_parts(items)
+    for watcher in _watchers:
+        for message in messages:
+            watcher(message.id)
+
+
+def _write_in_parts(items: Sequence[Item]) -> Flow[list[Encoded]]:
+    """Write what needs more than one statement; returns what was written."""
     holders: dict[str, str] = {}
     if any(item.message.dedup_key is not None for item in items):
         holders = yield from _claim(items)
@@ -117,9 +135,7 @@ def write(items: Sequence[Item]) -> Flow[None]:
         yield _insert("insert_delayed", delayed)
     for item in items:
         item.tell(holder=holders.get(item.claim))
-    for watcher in _watchers:
-        for message in messages:
-            watcher(message.id)
+    return messages
 
 
 def _claim(items: Iterable[Item]) -> Flow[dict[str, str]]:
