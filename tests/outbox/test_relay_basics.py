@@ -176,6 +176,17 @@ async def test_delivered_messages_are_kept_or_deleted_as_told(post: Post) -> Non
     assert keep == ("0",)
 
 
+async def test_a_drain_by_itself_makes_room_for_today(post: Post) -> None:
+    overflow = "SELECT count(*) FROM {p}archive WHERE 1 = 0"
+    if post.dialect == "postgresql":
+        overflow = "SELECT count(*) FROM postroom.archive_overflow"
+        post.sql(f"DROP TABLE postroom.archive_{NOW.date().isoformat().replace('-', '')}")
+    (kept,) = post.publish(note("k", 1))
+    await post.relay().drain_once()
+    assert [str(id) for (id,) in post.sql("SELECT id FROM {p}archive")] == [kept]
+    assert post.sql(overflow) == [(0,)]
+
+
 async def test_what_is_old_and_finished_is_pruned(post: Post) -> None:
     post.publish(*(note("k", n, dedup_key=f"d{n}") for n in range(3)))
     await post.relay().drain_once()

@@ -107,7 +107,7 @@ def write(items: Sequence[Item]) -> Flow[None]:
 
     Locks are taken in sorted order, so that two calls with the same keys never deadlock.
     """
-    if items and all([item.plain for item in items]):
+    if items and all(item.plain for item in items):
         messages = [item.message for item in items]
         yield _insert("insert_outbox", messages)
     else:
