@@ -17,16 +17,20 @@ from postroom.brokers.base import (
     open_broker,
     scheme_of,
 )
+from postroom.brokers.receiving import CanReceive, Delivery, Subscription
 
 __all__ = [
     "Broker",
     "BrokerOptions",
     "CanLookUp",
+    "CanReceive",
     "Capabilities",
     "Delivered",
+    "Delivery",
     "Outcome",
     "Permanent",
     "Scope",
+    "Subscription",
     "Transient",
     "Unknown",
     "open_broker",
