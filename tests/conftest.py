@@ -17,6 +17,7 @@ from servers import (
     PostgresServer,
     Server,
     Unavailable,
+    WebhookServer,
     leave_out,
     left_out,
 )
@@ -89,6 +90,16 @@ def nats_server(pytestconfig: pytest.Config) -> Iterator[NatsServer]:
         "POSTROOM_TEST_NATS_URL",
         lambda url: NatsServer(url=url),
     )
+
+
+@pytest.fixture(scope="session")
+def webhook_server(pytestconfig: pytest.Config) -> Iterator[WebhookServer]:
+    yield from _serve(pytestconfig, "", lambda _: WebhookServer())
+
+
+@pytest.fixture(scope="session")
+def webhook_tls_server(pytestconfig: pytest.Config) -> Iterator[WebhookServer]:
+    yield from _serve(pytestconfig, "", lambda _: WebhookServer(tls=True))
 
 
 @pytest.fixture(params=["postgresql", "mariadb", "sqlite"])

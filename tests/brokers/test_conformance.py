@@ -9,8 +9,9 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import nats
 import pytest
@@ -32,9 +33,10 @@ from postroom.brokers import (
 from postroom.brokers.call import CallBroker
 from postroom.brokers.memory import MemoryBroker
 from postroom.brokers.stdout import StdoutBroker
+from postroom.brokers.webhooks import WebhookBroker
 from postroom.errors import Unreachable
 from postroom.messages import Message, new_id, wire_headers
-from servers import NatsServer
+from servers import NatsServer, WebhookServer
 
 SOURCE = "the-shop"
 OPTIONS = BrokerOptions(source=SOURCE, send_timeout_seconds=5.0)
@@ -233,10 +235,50 @@ class NatsPlace:
             await client.jetstream().delete_stream(self._stream)
 
 
-@pytest.fixture(params=["memory", "stdout", "call", "nats"])
+class WebhookPlace:
+    pings = True
+
+    def __init__(self, server: WebhookServer) -> None:
+        self._server = server
+        self.topic = f"t{new_id()}.orders"
+        url = f"{server.url}/conformance/{{topic}}#allow=127.0.0.1&allow_http=yes&unsigned=yes"
+        # One request for each message takes longer than one write for all of them.
+        self.broker = WebhookBroker(url, replace(OPTIONS, send_timeout_seconds=90.0))
+
+    async def arrived(self) -> list[Arrived]:
+        received = await asyncio.to_thread(lambda: self._server.received)
+        return [
+            Arrived(
+                each.headers["webhook-id"],
+                each.path.rpartition("/")[2],
+                each.body,
+                # Names are in any case in HTTP, and one of the tests writes a capital.
+                {"X-Line" if n == "x-line" else n: unquote(v) for n, v in each.headers.items()},
+            )
+            for each in received
+            if each.path.endswith(self.topic)
+        ]
+
+    def refuse(self, message: Message) -> Message:
+        return message._replace(type="refuse-me")
+
+    async def go_down(self) -> None:
+        await asyncio.to_thread(self._server.kill)
+
+    async def come_back(self) -> None:
+        await asyncio.to_thread(self._server.start)
+
+    async def end(self) -> None:
+        await self.broker.close()
+        self._server.forget()
+
+
+@pytest.fixture(params=["memory", "stdout", "call", "nats", "webhooks"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    if request.param == "nats":
-        made: Any = NatsPlace(request.getfixturevalue("nats_server"))
+    if request.param == "webhooks":
+        made: Any = WebhookPlace(request.getfixturevalue("webhook_server"))
+    elif request.param == "nats":
+        made = NatsPlace(request.getfixturevalue("nats_server"))
         await made.begin()
     else:
         made = {"memory": MemoryPlace, "stdout": StdoutPlace, "call": CallPlace}[request.param]()

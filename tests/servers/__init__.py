@@ -13,6 +13,7 @@ from .places import free_port
 from .postgres import PostgresServer
 from .server import Server
 from .standby import StandbyServer
+from .webhooks import WebhookServer
 
 __all__ = [
     "MariaDBServer",
@@ -22,6 +23,7 @@ __all__ = [
     "Server",
     "StandbyServer",
     "Unavailable",
+    "WebhookServer",
     "free_port",
     "leave_out",
     "left_out",
