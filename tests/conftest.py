@@ -12,6 +12,7 @@ from planted import plant_chosen
 from postroom import signals
 from servers import (
     MariaDBServer,
+    MotoServer,
     NatsServer,
     PgBouncerServer,
     PostgresServer,
@@ -89,6 +90,16 @@ def nats_server(pytestconfig: pytest.Config) -> Iterator[NatsServer]:
         pytestconfig,
         "POSTROOM_TEST_NATS_URL",
         lambda url: NatsServer(url=url),
+    )
+
+
+@pytest.fixture(scope="session")
+def moto_server(pytestconfig: pytest.Config) -> Iterator[MotoServer]:
+    """SQS, SNS and STS."""
+    yield from _serve(
+        pytestconfig,
+        "POSTROOM_TEST_AWS_URL",
+        lambda url: MotoServer(url=url),
     )
 
 

@@ -6,6 +6,7 @@ instead; such a server serves tests but cannot be killed or paused (`require_pri
 """
 
 from .mariadb import MariaDBServer
+from .moto import MotoServer
 from .nats import NatsServer
 from .outcome import Unavailable, leave_out, left_out, require_all
 from .pgbouncer import PgBouncerServer
@@ -17,6 +18,7 @@ from .webhooks import WebhookServer
 
 __all__ = [
     "MariaDBServer",
+    "MotoServer",
     "NatsServer",
     "PgBouncerServer",
     "PostgresServer",

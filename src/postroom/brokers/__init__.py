@@ -6,6 +6,7 @@ Importing this room imports no client library; `open_broker(url)` imports the on
 from postroom.brokers.base import (
     Broker,
     BrokerOptions,
+    CanExamine,
     CanLookUp,
     Capabilities,
     Delivered,
@@ -22,6 +23,7 @@ from postroom.brokers.receiving import CanReceive, Delivery, Subscription
 __all__ = [
     "Broker",
     "BrokerOptions",
+    "CanExamine",
     "CanLookUp",
     "CanReceive",
     "Capabilities",
