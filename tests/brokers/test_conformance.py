@@ -18,6 +18,7 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from helpers import eventually_async
+from helpers_aws import make_queue, make_sns_topic
 from helpers_messages import make_message, make_messages
 from postroom.brokers import (
     Broker,
@@ -32,11 +33,14 @@ from postroom.brokers import (
 )
 from postroom.brokers.call import CallBroker
 from postroom.brokers.memory import MemoryBroker
+from postroom.brokers.sns import SnsBroker
+from postroom.brokers.sqs import SqsBroker
 from postroom.brokers.stdout import StdoutBroker
 from postroom.brokers.webhooks import WebhookBroker
 from postroom.errors import Unreachable
 from postroom.messages import Message, new_id, wire_headers
-from servers import NatsServer, WebhookServer
+from proxy import ChaosProxy
+from servers import MotoServer, NatsServer, WebhookServer
 
 SOURCE = "the-shop"
 OPTIONS = BrokerOptions(source=SOURCE, send_timeout_seconds=5.0)
@@ -54,6 +58,7 @@ class Place(Protocol):
     broker: Broker
     topic: str
     pings: bool
+    largest: int  # bytes that are no text and fit
 
     async def arrived(self) -> list[Arrived]: ...
     def refuse(self, message: Message) -> Message:
@@ -72,6 +77,7 @@ def _as_arrived(message: Message) -> Arrived:
 class MemoryPlace:
     topic = "orders"
     pings = True
+    largest = 900_000
 
     def __init__(self) -> None:
         self.broker = MemoryBroker()
@@ -96,6 +102,7 @@ class MemoryPlace:
 class CallPlace:
     topic = "orders"
     pings = False  # it has nothing to ping
+    largest = 900_000
 
     def __init__(self) -> None:
         self.broker = CallBroker(self._receive, OPTIONS)
@@ -134,6 +141,7 @@ class StdoutPlace:
 
     topic = "orders"
     pings = True
+    largest = 900_000
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -195,6 +203,7 @@ class StdoutPlace:
 
 class NatsPlace:
     pings = True
+    largest = 900_000
 
     def __init__(self, server: NatsServer) -> None:
         self._server = server
@@ -237,6 +246,7 @@ class NatsPlace:
 
 class WebhookPlace:
     pings = True
+    largest = 900_000
 
     def __init__(self, server: WebhookServer) -> None:
         self._server = server
@@ -273,10 +283,65 @@ class WebhookPlace:
         self._server.forget()
 
 
-@pytest.fixture(params=["memory", "stdout", "call", "nats", "webhooks"])
+class SqsPlace:
+    """A queue, or a topic of SNS with a queue that subscribes to it. The server keeps all in
+    memory, so what goes down is the way to it; `test_sqs.py` kills the server itself."""
+
+    pings = True
+
+    def __init__(self, server: MotoServer, service: str) -> None:
+        self._server, self._service = server, service
+        self.largest = {"sqs": 700_000, "sns": 180_000}[service]
+        self.topic = f"t{new_id()}.orders"
+        self._proxy = ChaosProxy(server.url)
+        self._proxy.start()
+        url = f"{service}://test:secret@us-east-1?endpoint={self._proxy.url}"
+        made = {"sqs": SqsBroker, "sns": SnsBroker}[service]
+        self.broker = made(url, replace(OPTIONS, send_timeout_seconds=90.0))
+        self._reader = SqsBroker(server.aws("sqs"), OPTIONS)
+        self._found: list[Arrived] = []
+
+    async def begin(self) -> None:
+        name = self.topic.replace(".", "-")
+        await make_queue(self._server, name)
+        if self._service == "sns":
+            await make_sns_topic(self._server, name, queues=[name])
+
+    async def arrived(self) -> list[Arrived]:
+        inbox = await self._reader.receive([self.topic], consumer="reader")
+        while taken := await inbox.take(10):
+            self._found += [Arrived(d.id, d.topic, d.payload, d.headers) for d in taken]
+            await inbox.ack(taken)
+        await inbox.close()
+        return [
+            # Names of headers are taken in lower case, and one of the tests writes a capital.
+            replace(a, headers={"X-Line" if n == "x-line" else n: v for n, v in a.headers.items()})
+            for a in self._found
+        ]
+
+    def refuse(self, message: Message) -> Message:
+        return message._replace(payload=b"x" * 1_100_000)
+
+    async def go_down(self) -> None:
+        await asyncio.to_thread(self._proxy.refuse)
+        await asyncio.to_thread(self._proxy.cut)
+
+    async def come_back(self) -> None:
+        await asyncio.to_thread(self._proxy.accept)
+
+    async def end(self) -> None:
+        await self.broker.close()
+        await self._reader.close()
+        await asyncio.to_thread(self._proxy.close)
+
+
+@pytest.fixture(params=["memory", "stdout", "call", "nats", "webhooks", "sqs", "sns"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    if request.param == "webhooks":
-        made: Any = WebhookPlace(request.getfixturevalue("webhook_server"))
+    if request.param in ("sqs", "sns"):
+        made: Any = SqsPlace(request.getfixturevalue("moto_server"), request.param)
+        await made.begin()
+    elif request.param == "webhooks":
+        made = WebhookPlace(request.getfixturevalue("webhook_server"))
     elif request.param == "nats":
         made = NatsPlace(request.getfixturevalue("nats_server"))
         await made.begin()
@@ -316,7 +381,7 @@ async def test_outcomes_stand_in_the_order_of_the_messages(place: Place) -> None
 
 
 async def test_empty_binary_and_large_payloads(place: Place) -> None:
-    payloads = [b"", b"\x00\xff\r\n\r\nPUB other 0\r\n\r\n", b"\n\n", os.urandom(900_000)]
+    payloads = [b"", b"\x00\xff\r\n\r\nPUB other 0\r\n\r\n", b"\n\n", os.urandom(place.largest)]
     batch = [
         make_message(payload, topic=place.topic, content_type="application/octet-stream")
         for payload in payloads
