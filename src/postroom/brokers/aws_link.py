@@ -20,6 +20,7 @@ from postroom.errors import MissingDriver
 __all__ = ["AwsLink", "Refusal"]
 
 CONNECT_SECONDS = 3.0
+LONGEST_POLL_SECONDS = 20.0  # of SQS; a shorter patience is every caller's own
 
 
 class Refusal(Exception):
@@ -49,7 +50,7 @@ class AwsLink:
         # One attempt: the relay tries again itself, and knows what it has tried.
         self._config = AioConfig(
             connect_timeout=min(CONNECT_SECONDS, timeout_seconds),
-            read_timeout=timeout_seconds,
+            read_timeout=max(timeout_seconds, LONGEST_POLL_SECONDS),
             max_pool_connections=address.concurrency + 8,  # long polls hold theirs
             retries={"total_max_attempts": 1, "mode": "standard"},
             user_agent_extra="postroom",
