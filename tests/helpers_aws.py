@@ -33,6 +33,14 @@ async def make_queue(server: MotoServer, name: str, **attributes: str) -> str:
     return str(made["QueueUrl"])
 
 
+async def left_in(server: MotoServer, url: str) -> int:
+    """How many messages a queue holds, taken ones too."""
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    async with client(server, "sqs") as sqs:
+        told = await sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)
+    return sum(int(told["Attributes"][name]) for name in names)
+
+
 async def make_redriven_queue(server: MotoServer, name: str) -> str:
     """A queue with another one for what nobody can handle."""
     await make_queue(server, f"{name}-dead")

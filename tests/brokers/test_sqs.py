@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -436,23 +437,25 @@ def test_without_aiobotocore_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 async def test_what_is_acknowledged_does_not_come_again(desk: Desk) -> None:
     await make_queue(desk.server, desk.topic)
-    broker = desk.open(more="&visibility_seconds=3")
+    broker = desk.open(more="&visibility_seconds=600")
     sent = make_messages(25, topic=desk.topic)
     assert await broker.send(sent) == [Delivered()] * 25
     inbox = await broker.receive([desk.topic], consumer="c")
     assert isinstance(inbox, Subscription)
     assert not inbox.exclusive
-    assert inbox.extend_seconds == 1.0
+    assert inbox.extend_seconds == 200
     taken = await take_all(inbox, 25)
     assert {each.id for each in taken} == {message.id for message in sent}
     assert {each.seen for each in taken} == {0}
     assert {each.key for each in taken} == {message.key for message in sent}
     kept, dropped = taken[:5], taken[5:]
     await inbox.ack(dropped)
-    again = await take_all(inbox, 5)  # when the visibility timeout has ended
+    await inbox.give_back(kept)
+    again = await take_all(inbox, 5)
     assert {each.id for each in again} == {each.id for each in kept}
     assert {each.seen for each in again} == {1}
     await inbox.ack(again)
+    assert await inbox.take(10) == []
     await inbox.close()
 
 
@@ -470,15 +473,17 @@ async def test_what_is_given_back_comes_again_at_once(desk: Desk) -> None:
 
 async def test_what_is_extended_stays_hidden(desk: Desk) -> None:
     await make_queue(desk.server, desk.topic)
-    broker = desk.open(more="&visibility_seconds=2")
+    broker = desk.open(more="&visibility_seconds=5")
     assert await broker.send([make_message(topic=desk.topic)]) == [Delivered()]
     inbox = await broker.receive([desk.topic], consumer="c")
     taken = await take_all(inbox, 1)
-    for _ in range(4):
-        await asyncio.sleep(0.7)
+    began = time.monotonic()
+    while time.monotonic() < began + 7:  # longer than it is hidden without
         await inbox.extend(taken)
         assert await inbox.take(1) == []
-    await inbox.ack(taken)
+    (again,) = await take_all(inbox, 1)  # once nobody extends it
+    assert (again.id, again.seen) == (taken[0].id, 1)
+    await inbox.ack([again])
     await inbox.close()
 
 

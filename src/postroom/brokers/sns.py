@@ -70,7 +70,10 @@ class SnsBroker(AwsSender):
             return [f"topic {topic}: {answer.text}"]
         if not isinstance(answer, dict):
             raise Unreachable(getattr(answer, "text", str(answer)))
-        if int(answer.get("Attributes", {}).get("SubscriptionsConfirmed", 0)):
+        # Counted in the attributes too, but late.
+        answer = await self.ask("list_subscriptions_by_topic", name=name, TopicArn=place)
+        subscribed = answer.get("Subscriptions") or ()
+        if any(each.get("SubscriptionArn") != "PendingConfirmation" for each in subscribed):
             return []
         return [
             f"the SNS topic {name} has no subscription: what is sent to it is taken and goes "

@@ -135,4 +135,4 @@ def _excerpt(headers: Mapping[str, str], body: bytes) -> str:
         return ""
     text = " ".join(redact(body.decode("utf-8", "replace")).split())
     text = "".join(each if each.isprintable() else "�" for each in text)
-    return f" and said {text[:_EXCERPT_CHARACTERS]!r}" if text else ""
+    return f' and said "{text[:_EXCERPT_CHARACTERS]}"' if text else ""

@@ -4,7 +4,9 @@ Promise: `Delivered` means that the receiver answered 2xx to this very message. 
 request went out is `Unknown`, never a guess, and no answer makes us follow it anywhere.
 
 httpcore is what httpx is made of. It is used by itself because it has no redirects, cookies,
-proxies of the environment or decompression that could be left switched on by mistake.
+proxies of the environment or decompression that could be left switched on by mistake. Its pool is
+not used: it hands one idle connection to all who wait and sorts them out afterwards, which costs
+more than the requests. Whoever has a slot takes a kept connection, or makes one.
 
 Messages go side by side, `concurrency` at a time; order per key is kept by the relay, which has
 one message of a key under way. A receiver that asks for rest gets it, and one that is gone is left
@@ -17,7 +19,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +56,13 @@ class _Request:
 
     sent: bool = False
     fresh: bool = False
+    stream: Any = None
 
-    async def trace(self, event: str, _: Any) -> None:
+    async def trace(self, event: str, told: Any) -> None:
         if event == "connection.connect_tcp.started":
             self.fresh = True
+        elif event == "connection.connect_tcp.complete":
+            self.stream = told["return_value"]
         elif event == "http11.send_request_headers.started":
             self.sent = True
 
@@ -82,13 +87,15 @@ class WebhookBroker:
         self._http: Any = httpcore
         self._options = options or BrokerOptions()
         self._target = Target.of(url, self._options.extra)
-        self._new_backend = lambda: webhook_net.GuardedBackend(self._target, resolver)
+        self._new_backend: Callable[[], Any] = lambda: webhook_net.GuardedBackend(
+            self._target, resolver
+        )
         self._refused = webhook_net.AddressRefused
         self._not_resolved = webhook_net.NotResolved
         self._scope: Scope = "topic" if self._target.by_topic else "broker"
         self.capabilities = Capabilities(max_batch=self._target.concurrency)
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
-        self._pool: Any = None
+        self._kept: list[Any] = []
         self._backend: Any = None
         self._slots = asyncio.Semaphore(self._target.concurrency)
         # By path: until when it rests, and why. One that is gone rests for ever.
@@ -151,14 +158,15 @@ class WebhookBroker:
     async def close(self) -> None:
         """Let requests that have begun come to their end, then close their connections."""
         self._closed = True
-        if self._pool is None or self._home != (os.getpid(), asyncio.get_running_loop()):
+        if self._home != (os.getpid(), asyncio.get_running_loop()):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.send_timeout_seconds):
                 if self._sends:
                     await self._idle.wait()
-        pool, self._pool = self._pool, None
-        await pool.aclose()
+        kept, self._kept = self._kept, []
+        for connection in kept:
+            await connection.aclose()
 
     # One message.
 
@@ -193,7 +201,7 @@ class WebhookBroker:
             far = _Request()
             request.extensions["trace"] = far.trace
             try:
-                outcome = await self._exchange(request, deadline)
+                outcome = await self._exchange(request, far, deadline)
             except Exception as error:
                 if far.sent and not far.fresh and self._hung_up(error):
                     continue  # a connection kept from earlier had ended; the next one is fresh
@@ -203,13 +211,20 @@ class WebhookBroker:
                 self._rest(path, outcome)
             return outcome
 
-    async def _exchange(self, request: Any, deadline: float) -> Outcome:
-        async with asyncio.timeout_at(deadline):
-            response = await self._pool.handle_async_request(request)
+    async def _exchange(self, request: Any, far: _Request, deadline: float) -> Outcome:
+        connection = await self._connection()
         try:
-            body = await self._body(response, min(deadline, self._now() + ANSWER_SECONDS))
-        finally:
-            await response.aclose()
+            async with asyncio.timeout_at(deadline):
+                response = await connection.handle_async_request(request)
+            try:
+                body = await self._body(response, min(deadline, self._now() + ANSWER_SECONDS))
+            finally:
+                await response.aclose()
+        except BaseException:
+            if far.stream is not None:  # cancelled in the midst of TLS, nobody else closes it
+                await far.stream.aclose()
+            raise
+        await self._keep(connection)
         headers = {
             name.lower().decode(): value.decode("latin-1") for name, value in response.headers
         }
@@ -326,21 +341,35 @@ class WebhookBroker:
     def _come_home(self) -> None:
         """After a fork, or on another loop, the old connections are somebody else's."""
         home = (os.getpid(), asyncio.get_running_loop())
-        if self._home == home and self._pool is not None:
+        if self._home == home:
             return
         self._home = home
         self._backend = self._new_backend()
         self._slots = asyncio.Semaphore(self._target.concurrency)
         self._idle = asyncio.Event()
         self._sends = 0
-        # No limit of its own: the slots bound it, and waiting there has a deadline.
-        self._pool = self._http.AsyncConnectionPool(
-            ssl_context=self._target.context,
-            max_connections=None,
-            max_keepalive_connections=self._target.concurrency,
+        self._kept = []
+
+    async def _connection(self) -> Any:
+        """A connection that was kept and has not ended since, or one to be made."""
+        while self._kept:
+            connection = self._kept.pop()
+            if connection.is_available() and not connection.has_expired():
+                return connection
+            await connection.aclose()
+        target = self._target
+        return self._http.AsyncHTTPConnection(
+            origin=self._http.Origin(target.scheme.encode(), target.host.encode(), target.port),
+            ssl_context=target.context,
             keepalive_expiry=KEEP_ALIVE_SECONDS,
             network_backend=self._backend,
         )
+
+    async def _keep(self, connection: Any) -> None:
+        if connection.is_available() and not self._closed:
+            self._kept.append(connection)
+        else:
+            await connection.aclose()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
