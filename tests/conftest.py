@@ -12,11 +12,13 @@ from planted import plant_chosen
 from postroom import signals
 from servers import (
     MariaDBServer,
+    MotoServer,
     NatsServer,
     PgBouncerServer,
     PostgresServer,
     Server,
     Unavailable,
+    WebhookServer,
     leave_out,
     left_out,
 )
@@ -89,6 +91,26 @@ def nats_server(pytestconfig: pytest.Config) -> Iterator[NatsServer]:
         "POSTROOM_TEST_NATS_URL",
         lambda url: NatsServer(url=url),
     )
+
+
+@pytest.fixture(scope="session")
+def moto_server(pytestconfig: pytest.Config) -> Iterator[MotoServer]:
+    """SQS, SNS and STS."""
+    yield from _serve(
+        pytestconfig,
+        "POSTROOM_TEST_AWS_URL",
+        lambda url: MotoServer(url=url),
+    )
+
+
+@pytest.fixture(scope="session")
+def webhook_server(pytestconfig: pytest.Config) -> Iterator[WebhookServer]:
+    yield from _serve(pytestconfig, "", lambda _: WebhookServer())
+
+
+@pytest.fixture(scope="session")
+def webhook_tls_server(pytestconfig: pytest.Config) -> Iterator[WebhookServer]:
+    yield from _serve(pytestconfig, "", lambda _: WebhookServer(tls=True))
 
 
 @pytest.fixture(params=["postgresql", "mariadb", "sqlite"])

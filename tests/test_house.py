@@ -95,7 +95,8 @@ def test_every_room_stands_on_a_floor() -> None:
 def test_importing_postroom_imports_no_driver(line: str) -> None:
     heavy = {
         "sqlalchemy", "asyncpg", "psycopg", "psycopg2", "pymysql", "asyncmy", "aiomysql",
-        "aiosqlite", "nats", "msgspec", "pydantic", "typer", "rich", "prometheus_client",
+        "aiosqlite", "nats", "httpcore", "aiobotocore", "botocore", "msgspec", "pydantic", "typer",
+        "rich", "prometheus_client",
     }  # fmt: skip
     code = f"{line}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
     loaded = subprocess.run(

@@ -9,14 +9,16 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import nats
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from helpers import eventually_async
+from helpers_aws import left_in, make_queue, make_sns_topic
 from helpers_messages import make_message, make_messages
 from postroom.brokers import (
     Broker,
@@ -31,10 +33,14 @@ from postroom.brokers import (
 )
 from postroom.brokers.call import CallBroker
 from postroom.brokers.memory import MemoryBroker
+from postroom.brokers.sns import SnsBroker
+from postroom.brokers.sqs import SqsBroker
 from postroom.brokers.stdout import StdoutBroker
+from postroom.brokers.webhooks import WebhookBroker
 from postroom.errors import Unreachable
 from postroom.messages import Message, new_id, wire_headers
-from servers import NatsServer
+from proxy import ChaosProxy
+from servers import MotoServer, NatsServer, WebhookServer
 
 SOURCE = "the-shop"
 OPTIONS = BrokerOptions(source=SOURCE, send_timeout_seconds=5.0)
@@ -52,6 +58,8 @@ class Place(Protocol):
     broker: Broker
     topic: str
     pings: bool
+    largest: int  # bytes that are no text and fit
+    pace: int  # how much fewer messages do where each costs more
 
     async def arrived(self) -> list[Arrived]: ...
     def refuse(self, message: Message) -> Message:
@@ -70,6 +78,8 @@ def _as_arrived(message: Message) -> Arrived:
 class MemoryPlace:
     topic = "orders"
     pings = True
+    largest = 900_000
+    pace = 1
 
     def __init__(self) -> None:
         self.broker = MemoryBroker()
@@ -94,6 +104,8 @@ class MemoryPlace:
 class CallPlace:
     topic = "orders"
     pings = False  # it has nothing to ping
+    largest = 900_000
+    pace = 1
 
     def __init__(self) -> None:
         self.broker = CallBroker(self._receive, OPTIONS)
@@ -132,6 +144,8 @@ class StdoutPlace:
 
     topic = "orders"
     pings = True
+    largest = 900_000
+    pace = 1
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -193,6 +207,8 @@ class StdoutPlace:
 
 class NatsPlace:
     pings = True
+    largest = 900_000
+    pace = 1
 
     def __init__(self, server: NatsServer) -> None:
         self._server = server
@@ -233,10 +249,109 @@ class NatsPlace:
             await client.jetstream().delete_stream(self._stream)
 
 
-@pytest.fixture(params=["memory", "stdout", "call", "nats"])
+class WebhookPlace:
+    pings = True
+    largest = 900_000
+    pace = 10
+
+    def __init__(self, server: WebhookServer) -> None:
+        self._server = server
+        self.topic = f"t{new_id()}.orders"
+        url = f"{server.url}/conformance/{{topic}}#allow=127.0.0.1&allow_http=yes&unsigned=yes"
+        # One request for each message takes longer than one write for all of them.
+        self.broker = WebhookBroker(url, replace(OPTIONS, send_timeout_seconds=90.0))
+
+    async def arrived(self) -> list[Arrived]:
+        received = await asyncio.to_thread(lambda: self._server.received)
+        return [
+            Arrived(
+                each.headers["webhook-id"],
+                each.path.rpartition("/")[2],
+                each.body,
+                # Names are in any case in HTTP, and one of the tests writes a capital.
+                {"X-Line" if n == "x-line" else n: unquote(v) for n, v in each.headers.items()},
+            )
+            for each in received
+            if each.path.endswith(self.topic)
+        ]
+
+    def refuse(self, message: Message) -> Message:
+        return message._replace(type="refuse-me")
+
+    async def go_down(self) -> None:
+        await asyncio.to_thread(self._server.kill)
+
+    async def come_back(self) -> None:
+        await asyncio.to_thread(self._server.start)
+
+    async def end(self) -> None:
+        await self.broker.close()
+        self._server.forget()
+
+
+class SqsPlace:
+    """A queue, or a topic of SNS with a queue that subscribes to it. The server keeps all in
+    memory, so what goes down is the way to it; `test_sqs.py` kills the server itself."""
+
+    pings = True
+    pace = 25
+
+    def __init__(self, server: MotoServer, service: str) -> None:
+        self._server, self._service = server, service
+        self.largest = {"sqs": 700_000, "sns": 180_000}[service]
+        self.topic = f"t{new_id()}.orders"
+        self._proxy = ChaosProxy(server.url)
+        self._proxy.start()
+        url = f"{service}://test:secret@us-east-1?endpoint={self._proxy.url}"
+        made = {"sqs": SqsBroker, "sns": SnsBroker}[service]
+        self.broker = made(url, replace(OPTIONS, send_timeout_seconds=90.0))
+        self._reader = SqsBroker(server.aws("sqs"), OPTIONS)
+        self._found: list[Arrived] = []
+
+    async def begin(self) -> None:
+        name = self.topic.replace(".", "-")
+        self._queue = await make_queue(self._server, name)
+        if self._service == "sns":
+            await make_sns_topic(self._server, name, queues=[name])
+
+    async def arrived(self) -> list[Arrived]:
+        inbox = await self._reader.receive([self.topic], consumer="reader")
+        # A poll that takes its time brings nothing yet.
+        while (taken := await inbox.take(10)) or await left_in(self._server, self._queue):
+            self._found += [Arrived(d.id, d.topic, d.payload, d.headers) for d in taken]
+            await inbox.ack(taken)
+        await inbox.close()
+        return [
+            # Names of headers are taken in lower case, and one of the tests writes a capital.
+            replace(a, headers={"X-Line" if n == "x-line" else n: v for n, v in a.headers.items()})
+            for a in self._found
+        ]
+
+    def refuse(self, message: Message) -> Message:
+        return message._replace(payload=b"x" * 1_100_000)
+
+    async def go_down(self) -> None:
+        await asyncio.to_thread(self._proxy.refuse)
+        await asyncio.to_thread(self._proxy.cut)
+
+    async def come_back(self) -> None:
+        await asyncio.to_thread(self._proxy.accept)
+
+    async def end(self) -> None:
+        await self.broker.close()
+        await self._reader.close()
+        await asyncio.to_thread(self._proxy.close)
+
+
+@pytest.fixture(params=["memory", "stdout", "call", "nats", "webhooks", "sqs", "sns"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    if request.param == "nats":
-        made: Any = NatsPlace(request.getfixturevalue("nats_server"))
+    if request.param in ("sqs", "sns"):
+        made: Any = SqsPlace(request.getfixturevalue("moto_server"), request.param)
+        await made.begin()
+    elif request.param == "webhooks":
+        made = WebhookPlace(request.getfixturevalue("webhook_server"))
+    elif request.param == "nats":
+        made = NatsPlace(request.getfixturevalue("nats_server"))
         await made.begin()
     else:
         made = {"memory": MemoryPlace, "stdout": StdoutPlace, "call": CallPlace}[request.param]()
@@ -274,7 +389,7 @@ async def test_outcomes_stand_in_the_order_of_the_messages(place: Place) -> None
 
 
 async def test_empty_binary_and_large_payloads(place: Place) -> None:
-    payloads = [b"", b"\x00\xff\r\n\r\nPUB other 0\r\n\r\n", b"\n\n", os.urandom(900_000)]
+    payloads = [b"", b"\x00\xff\r\n\r\nPUB other 0\r\n\r\n", b"\n\n", os.urandom(place.largest)]
     batch = [
         make_message(payload, topic=place.topic, content_type="application/octet-stream")
         for payload in payloads
@@ -311,19 +426,20 @@ async def test_headers_survive(place: Place) -> None:
 
 
 async def test_five_thousand_at_once(place: Place) -> None:
-    batch = make_messages(5_000, topic=place.topic, keys=50)
+    batch = make_messages(5_000 // place.pace, topic=place.topic, keys=50)
     assert all_delivered(await place.broker.send(batch))
     assert {a.id for a in await place.arrived()} == {m.id for m in batch}
 
 
 async def test_sends_side_by_side_do_not_mix(place: Place) -> None:
-    batches = [make_messages(200, topic=place.topic, keys=200) for _ in range(5)]
+    count = 200 // min(place.pace, 10)
+    batches = [make_messages(count, topic=place.topic, keys=200) for _ in range(5)]
     for number, batch in enumerate(batches):
         batch[number] = place.refuse(batch[number])
     answers = await asyncio.gather(*(place.broker.send(batch) for batch in batches))
     for number, outcomes in enumerate(answers):
         assert [i for i, o in enumerate(outcomes) if o != Delivered()] == [number]
-    assert len(await place.arrived()) == 5 * 199
+    assert len(await place.arrived()) == 5 * (count - 1)
 
 
 async def test_ping(place: Place) -> None:
@@ -349,14 +465,15 @@ async def test_nothing_is_delivered_while_it_is_down(place: Place) -> None:
 
 
 async def test_what_was_delivered_through_an_outage_is_there(place: Place) -> None:
-    todo = make_messages(6_000, topic=place.topic, keys=6_000)
+    todo = make_messages(6_000 // place.pace, topic=place.topic, keys=6_000)
     everything = {m.id for m in todo}
     delivered: set[str] = set()
 
     async def deliver() -> None:
         left = list(todo)
         while left:
-            batch, left = left[:100], left[100:]
+            size = max(100 // place.pace, 2)
+            batch, left = left[:size], left[size:]
             for message, outcome in zip(batch, await place.broker.send(batch), strict=True):
                 if outcome == Delivered():
                     delivered.add(message.id)
@@ -365,19 +482,19 @@ async def test_what_was_delivered_through_an_outage_is_there(place: Place) -> No
             await asyncio.sleep(0.001)
 
     delivering = asyncio.create_task(deliver())
-    await eventually_async(lambda: len(delivered) > 500, interval=0.001)
+    await eventually_async(lambda: len(delivered) > 500 // place.pace, 60, interval=0.001)
     await place.go_down()
     assert not delivering.done()
     before = set(delivered)
     await place.come_back()
-    await asyncio.wait_for(delivering, 60)
+    await asyncio.wait_for(delivering, 120)
     arrived = {a.id for a in await place.arrived()}
     assert before <= arrived
     assert delivered == everything == arrived
 
 
 async def test_close_lets_a_send_come_to_its_end(place: Place) -> None:
-    batch = make_messages(2_000, topic=place.topic)
+    batch = make_messages(2_000 // place.pace, topic=place.topic)
     sending = asyncio.create_task(place.broker.send(batch))
     await asyncio.sleep(0.005)
     await place.broker.close()

@@ -18,6 +18,7 @@ STORE = "tests/outbox/test_store.py::"
 FAILURES = "tests/outbox/test_relay_failures.py::"
 ORDER = "tests/outbox/test_relay_order.py::"
 SUSPECTS = "tests/outbox/test_relay_suspects.py::"
+ADDRESSES = "tests/brokers/test_webhook_addresses.py::"
 LATE = "tests/outbox/test_relay_late.py::"
 
 
@@ -202,6 +203,25 @@ BUGS: dict[str, Bug] = {
             "test_any_payload_arrives_as_it_was_or_is_refused_when_published",
             *ALL,
         ),
+    ),
+    "webhook_address_unchecked": Bug(
+        "a webhook goes wherever its name leads, into one's own network too",
+        (
+            *on(
+                f"{ADDRESSES}test_no_connection_is_made",
+                "'https://127.0.0.1.nip.io:PORT/hook'",
+                "'https://metadata.google.internal:PORT/hook'",
+            ),
+            *on(
+                f"{ADDRESSES}test_a_name_that_leads_inside_is_not_connected_to",
+                "127.0.0.1",
+                "::1",
+            ),
+        ),
+    ),
+    "webhook_resolved_twice": Bug(
+        "the address of a webhook is checked, and then asked for once more to connect to",
+        (f"{ADDRESSES}test_the_address_that_was_checked_is_the_one_connected_to",),
     ),
 }
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from postroom import messages
+from postroom.brokers import webhook_net
 from postroom.brokers.base import Outcome, Permanent, Transient, Unknown
 from postroom.databases import sql
 from postroom.databases.sql import Prepared
@@ -299,3 +300,21 @@ def was_committed_guesses() -> None:
 
 def nan_published() -> None:
     messages._JSON.allow_nan = True
+
+
+# ── Webhooks ───────────────────────────────────────────────────────────────────────────────────
+
+
+def webhook_address_unchecked() -> None:
+    webhook_net.why_refused = lambda *_: None
+
+
+def webhook_resolved_twice() -> None:
+    checked = webhook_net.GuardedBackend.addresses
+
+    async def checked_and_asked_again(self: Any, host: str, port: int, until: float) -> list[str]:
+        await checked(self, host, port, until)
+        found: list[str] = await self._resolve(host, port, until)
+        return found
+
+    webhook_net.GuardedBackend.addresses = checked_and_asked_again

@@ -6,6 +6,7 @@ instead; such a server serves tests but cannot be killed or paused (`require_pri
 """
 
 from .mariadb import MariaDBServer
+from .moto import MotoServer
 from .nats import NatsServer
 from .outcome import Unavailable, leave_out, left_out, require_all
 from .pgbouncer import PgBouncerServer
@@ -13,15 +14,18 @@ from .places import free_port
 from .postgres import PostgresServer
 from .server import Server
 from .standby import StandbyServer
+from .webhooks import WebhookServer
 
 __all__ = [
     "MariaDBServer",
+    "MotoServer",
     "NatsServer",
     "PgBouncerServer",
     "PostgresServer",
     "Server",
     "StandbyServer",
     "Unavailable",
+    "WebhookServer",
     "free_port",
     "leave_out",
     "left_out",

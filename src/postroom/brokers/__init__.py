@@ -6,6 +6,7 @@ Importing this room imports no client library; `open_broker(url)` imports the on
 from postroom.brokers.base import (
     Broker,
     BrokerOptions,
+    CanExamine,
     CanLookUp,
     Capabilities,
     Delivered,
@@ -17,16 +18,21 @@ from postroom.brokers.base import (
     open_broker,
     scheme_of,
 )
+from postroom.brokers.receiving import CanReceive, Delivery, Subscription
 
 __all__ = [
     "Broker",
     "BrokerOptions",
+    "CanExamine",
     "CanLookUp",
+    "CanReceive",
     "Capabilities",
     "Delivered",
+    "Delivery",
     "Outcome",
     "Permanent",
     "Scope",
+    "Subscription",
     "Transient",
     "Unknown",
     "open_broker",

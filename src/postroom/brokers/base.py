@@ -14,6 +14,7 @@ from postroom.messages import Message
 __all__ = [
     "Broker",
     "BrokerOptions",
+    "CanExamine",
     "CanLookUp",
     "Capabilities",
     "Delivered",
@@ -112,6 +113,14 @@ class CanLookUp(Protocol):
     """A broker that can be asked whether a message of unknown outcome arrived."""
 
     async def lookup(self, message: Message) -> Outcome: ...
+
+
+@runtime_checkable
+class CanExamine(Protocol):
+    """A broker that can look at its own topology for what would lose messages."""
+
+    async def examine(self, topics: Sequence[str]) -> list[str]:
+        """A sentence for each danger, with what to do about it; none: nothing was found."""
 
 
 def scheme_of(url: str) -> str:

@@ -1,0 +1,107 @@
+"""What a broker must do for a consumer: hand messages over in order, and take a yes for each.
+
+A subscription hands out what was sent to its topics, to one consumer by name, however many
+processes bear it. Whatever is not acknowledged comes again, to this process or another: at least
+once is all that is asked of a broker, the inbox makes it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+__all__ = ["CanReceive", "Delivery", "Subscription", "delivery"]
+
+DEFAULT_CONTENT_TYPE = "application/octet-stream"
+
+
+class Delivery(NamedTuple):
+    """A message as a broker hands it to a consumer.
+
+    `source` is what the broker keeps in order and gives to one receiver at a time: a partition, a
+    queue, a stream. `claim` grows each time this subscription gets a source anew: what came under
+    an older claim may have gone to somebody else meanwhile. `seen` is how often it came before, as
+    far as the broker knows. `receipt` is the broker's own, for `ack`.
+    """
+
+    id: str
+    type: str
+    topic: str
+    key: str | None
+    content_type: str
+    headers: dict[str, str]
+    payload: bytes
+    source: str
+    claim: int
+    seen: int
+    receipt: Any
+
+
+@runtime_checkable
+class Subscription(Protocol):
+    """One process's way of receiving for a consumer. Its methods raise `Unreachable` when the
+    broker is lost, and may be called again: it connects anew by itself.
+
+    `exclusive`: a source has one receiver at a time, as far as the broker can see to it; else the
+    broker itself keeps the messages of one key apart. `extend_seconds`: how often `extend` must be
+    called for what is in hand, lest it be given to others; None: never.
+    """
+
+    exclusive: bool
+    extend_seconds: float | None
+
+    async def take(self, most: int) -> list[Delivery]:
+        """The next messages, at most so many; waits for the first about a second."""
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """They are handled: never hand them out again. Later ones may be acknowledged first."""
+
+    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """They were not handled: hand them out again, in their order, soon."""
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        """They are still being handled."""
+
+    async def close(self) -> None:
+        """Give back what is in hand and leave. Never raises."""
+
+
+@runtime_checkable
+class CanReceive(Protocol):
+    """A broker that messages can be received from."""
+
+    async def receive(self, topics: Sequence[str], *, consumer: str) -> Subscription:
+        """Receive for `consumer` from now on, from the oldest message it has not acknowledged."""
+
+
+def delivery(
+    headers: Mapping[str, str],
+    payload: bytes,
+    *,
+    topic: str,
+    source: str,
+    claim: int,
+    receipt: Any,
+    unnamed: str,
+    key: str | None = None,
+    seen: int = 0,
+) -> Delivery:
+    """A delivery from what came over the wire. Header names are taken in lower case.
+
+    `unnamed` is its id should nobody have given it one: the broker's own name for this message,
+    the same each time it comes.
+    """
+    known = {name.lower(): value for name, value in headers.items()}
+    return Delivery(
+        id=known.get("ce-id") or known.get("event_id") or unnamed,
+        type=known.get("ce-type") or known.get("event_type") or "",
+        topic=topic,
+        key=known.get("ce-partitionkey", key),
+        content_type=known.get("content-type", DEFAULT_CONTENT_TYPE),
+        headers=known,
+        payload=payload,
+        source=source,
+        claim=claim,
+        seen=seen,
+        receipt=receipt,
+    )
