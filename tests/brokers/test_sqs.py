@@ -368,6 +368,20 @@ async def test_a_lost_answer_leaves_it_unknown_and_a_fifo_queue_takes_it_once(de
         await broker.close()
 
 
+async def test_a_connection_that_was_reset_is_not_one_that_could_not_be_made(desk: Desk) -> None:
+    import aiohttp
+    from botocore.exceptions import EndpointConnectionError
+
+    def told(before: Exception) -> type:
+        error = EndpointConnectionError(endpoint_url="http://aws")
+        error.__context__ = before
+        return type(desk.open().link._no_answer(error, sent=True))
+
+    assert told(aiohttp.ClientOSError(104, "Connection reset by peer")) is Unknown
+    refused = aiohttp.ClientConnectorError(None, OSError(111, "refused"))  # type: ignore[arg-type]
+    assert told(refused) is Transient
+
+
 async def test_silence_ends_at_the_deadline(desk: Desk) -> None:
     await make_queue(desk.server, desk.topic)
     with ChaosProxy(desk.server.url) as proxy:

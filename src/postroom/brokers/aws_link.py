@@ -101,7 +101,7 @@ class AwsLink:
             *(errors.EndpointConnectionError, errors.ConnectTimeoutError, errors.SSLError),
             *(errors.ProxyConnectionError, errors.NoRegionError, errors.ProfileNotFound),
         )
-        if isinstance(error, unsent) or not sent:
+        if not sent or (isinstance(error, unsent) and not _broke(error)):
             said = f"cannot reach {self._address}: {text}"
             return Transient("unreachable", said, down="broker")
         return Unknown("timeout" if isinstance(error, TimeoutError) else "lost",
@@ -134,3 +134,14 @@ class AwsLink:
             self._client, stack = None, self._stack
             self._stack = contextlib.AsyncExitStack()
             await stack.aclose()
+
+
+def _broke(error: Exception) -> bool:
+    """Whether a connection that stood was lost: aiobotocore says the same of one that could not be
+    made, and only what came before tells them apart."""
+    from aiohttp import ClientConnectionError, ClientConnectorError
+
+    before = error.__context__
+    return isinstance(before, ClientConnectionError) and not isinstance(
+        before, ClientConnectorError
+    )
