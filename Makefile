@@ -65,5 +65,6 @@ $(PACKAGE): pyproject.toml
 
 $(TOOLS): $(PACKAGE)
 	@echo "Installing into $(VENV): the development group of pyproject.toml (test tools and servers)."
-	$(BIN)/python -m pip install --quiet --group dev
+	@# The package is named again, so that no tool brings a version that one of its extras cannot take.
+	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
 	@touch $@
