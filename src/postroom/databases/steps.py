@@ -38,6 +38,11 @@ class Step(NamedTuple):
     many: list[tuple[Any, ...]] | None = None
     lone: bool = True
 
+    @property
+    def reads(self) -> bool:
+        """Whether rows may come back."""
+        return not self.text.startswith("INSERT") or "RETURNING" in self.text
+
     def with_values(self, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Step:
         """The step with its values as a driver wants them."""
         many = None if self.many is None else [change(row) for row in self.many]
