@@ -9,7 +9,8 @@ TOOLS := $(VENV)/.tools-installed
 # What needs a server says so in its name or parameters; the few tests that do not are left out, or
 # start a private server, as in a full run.
 WITHOUT_SERVERS := not postgres and not mysql and not mariadb and not nats and not demo \
-	and not pgbouncer and not pooler and not sqs and not sns and not moto
+	and not pgbouncer and not pooler and not sqs and not sns and not moto and not kafka \
+	and not redis and not rabbitmq and not amqp
 
 # Most tests wait most of the time. Files stay together and in order: the long ones are not last.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
@@ -25,9 +26,10 @@ demo: $(PACKAGE) ## Play an order service through good days and bad ones, on SQL
 	@$(BIN)/postroom demo
 
 test: $(TOOLS) ## Get the servers, then run every check and every test
-	@echo "Servers: PostgreSQL, NATS and Moto from wheels in $(VENV); MariaDB and PgBouncer from the system,"
-	@echo "and Spin, which searches the models."
+	@echo "Servers: PostgreSQL, NATS and Moto from wheels in $(VENV); MariaDB, PgBouncer, Redis and"
+	@echo "RabbitMQ from the system, and Spin, which searches the models; Kafka from Maven Central."
 	scripts/install-servers
+	scripts/install-kafka
 	scripts/install-mysqlclient $(BIN)/python
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
@@ -39,6 +41,7 @@ check: lint ## Lint, types, import rules and fast tests on SQLite, without serve
 
 guarantees: $(TOOLS) ## Kill and simulate relays at every point, at full size
 	scripts/install-servers
+	scripts/install-kafka
 	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest -s tests/guarantees \
 		tests/outbox/test_payloads.py tests/simulation tests/test_bench.py
 

@@ -11,11 +11,14 @@ import pytest
 from planted import plant_chosen
 from postroom import signals
 from servers import (
+    KafkaServer,
     MariaDBServer,
     MotoServer,
     NatsServer,
     PgBouncerServer,
     PostgresServer,
+    RabbitMQServer,
+    RedisServer,
     Server,
     Unavailable,
     WebhookServer,
@@ -90,6 +93,33 @@ def nats_server(pytestconfig: pytest.Config) -> Iterator[NatsServer]:
         pytestconfig,
         "POSTROOM_TEST_NATS_URL",
         lambda url: NatsServer(url=url),
+    )
+
+
+@pytest.fixture(scope="session")
+def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
+    yield from _serve(
+        pytestconfig,
+        "POSTROOM_TEST_KAFKA_URL",
+        lambda url: KafkaServer(url=url),
+    )
+
+
+@pytest.fixture(scope="session")
+def redis_server(pytestconfig: pytest.Config) -> Iterator[RedisServer]:
+    yield from _serve(
+        pytestconfig,
+        "POSTROOM_TEST_REDIS_URL",
+        lambda url: RedisServer(fsync=False, url=url),
+    )
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server(pytestconfig: pytest.Config) -> Iterator[RabbitMQServer]:
+    yield from _serve(
+        pytestconfig,
+        "POSTROOM_TEST_RABBITMQ_URL",
+        lambda url: RabbitMQServer(fsync=False, url=url),
     )
 
 

@@ -10,11 +10,12 @@ from aiobotocore.session import AioSession
 from servers import MotoServer
 
 ACCOUNT = "123456789012"
+_SESSION = AioSession()  # it reads what AWS offers from files, and keeps it
 
 
 @contextlib.asynccontextmanager
 async def client(server: MotoServer, service: str) -> AsyncIterator[Any]:
-    async with AioSession().create_client(
+    async with _SESSION.create_client(
         service,
         region_name="us-east-1",
         endpoint_url=server.url,

@@ -73,7 +73,12 @@ def database(request: pytest.FixtureRequest) -> Database:
     return server
 
 
-@pytest.fixture(params=["postgres", "postgres15", "mariadb", "nats_server", "pgbouncer"])
+@pytest.fixture(
+    params=[
+        *("postgres", "postgres15", "mariadb", "nats_server", "pgbouncer"),
+        *("redis_server", "rabbitmq_server"),
+    ]
+)
 def private(request: pytest.FixtureRequest) -> Server:
     server: Server = request.getfixturevalue(request.param)
     server.require_private()
@@ -261,7 +266,7 @@ def test_a_server_outlives_the_thread_that_started_it(private: Server) -> None:
 ORPHANS = """
 import sys
 sys.path.insert(0, {tests!r})
-from servers import MariaDBServer, NatsServer, PostgresServer
+from servers import MariaDBServer, NatsServer, PostgresServer, RabbitMQServer, RedisServer
 server = {make}
 server.start()
 {then}
@@ -278,6 +283,8 @@ sys.stdin.read()
         ("postgres", "PostgresServer(fsync=False)"),
         ("mariadb", "MariaDBServer(fsync=False)"),
         ("nats_server", "NatsServer()"),
+        ("redis_server", "RedisServer(fsync=False)"),
+        ("rabbitmq_server", "RabbitMQServer(fsync=False)"),
     ],
 )
 def test_servers_die_with_the_test_process(

@@ -16,6 +16,7 @@ PostroomError
 │   ├── SeveralBinds        the session writes to several databases
 │   └── NotWritten          a queued message can no longer be written; the commit is refused
 ├── ContentChanged          a message came again under its id with other content
+├── Rejected                for handlers: this message can never be handled
 └── Refused                 an operator's action that does not fit the state of things
 
 Expected outcomes (duplicate, lane lost) are values, not errors. Inside the caller's transaction
@@ -37,6 +38,7 @@ __all__ = [
     "PostroomError",
     "PublishError",
     "Refused",
+    "Rejected",
     "RoutingChanged",
     "SchemaError",
     "SeveralBinds",
@@ -117,6 +119,17 @@ class NotWritten(PublishError):
 
 class ContentChanged(PostroomError):
     """A message came again under the same id with other content."""
+
+
+class Rejected(PostroomError):
+    """The message can never be handled; it becomes a dead letter without another try.
+
+    A handler raises it. `code` is what the letter is listed under.
+    """
+
+    def __init__(self, message: str | None = None, *, code: str = "rejected") -> None:
+        super().__init__(message or "the handler rejected the message")
+        self.code = code
 
 
 class Refused(PostroomError):

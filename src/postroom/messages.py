@@ -17,11 +17,13 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import uuid_utils
 
 from postroom.errors import ConfigurationError, InvalidMessage, MessageTooLarge
+from postroom.trace_context import with_trace_context
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -31,6 +33,10 @@ __all__ = [
     "Encoded",
     "Message",
     "MessageType",
+    "Prefix",
+    "attribute_text",
+    "declared_type",
+    "declared_types",
     "encode",
     "lane_of",
     "message",
@@ -49,7 +55,12 @@ BYTES_CONTENT = "application/octet-stream"
 _TOPIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+_ALL_PLAIN = re.compile(r"[!#$&-~]*")
 _NAME_LIMIT = 255
+# What stands before the name of a CloudEvents attribute: "ce-" for HTTP and NATS, "ce_" for Kafka,
+# "cloudEvents_" or "cloudEvents:" for AMQP.
+Prefix: TypeAlias = Literal["ce-", "ce_", "cloudEvents_", "cloudEvents:"]
 C = TypeVar("C", bound=type)
 
 
@@ -179,10 +190,20 @@ def message(
 
 def message_type_of(payload: object) -> MessageType | None:
     """The declared type of an object, its own class or the nearest base class."""
-    for cls in type(payload).__mro__:
-        if (found := _types.get(cls)) is not None:
+    return declared_type(type(payload))
+
+
+def declared_type(cls: type) -> MessageType | None:
+    """What `@message` knows of a class or its nearest base class."""
+    for each in cls.__mro__:
+        if (found := _types.get(each)) is not None:
             return found
     return None
+
+
+def declared_types() -> dict[str, type]:
+    """Every declared class by the name of its message type."""
+    return {found.name: cls for cls, found in _types.items()}
 
 
 def _fields_of(cls: type) -> set[str]:
@@ -232,7 +253,7 @@ def encode(
     topic = check_topic(topic or DEFAULT_TOPIC)
     key, aggregate_type, aggregate_id = _identity(draft, declared)
     content, content_type = encode_payload(payload, draft.content_type)
-    headers = _encode_headers(draft.headers)
+    headers = _encode_headers(with_trace_context(draft.headers))
     size = len(content) + (len(headers.encode()) if headers else 0)
     if size > max_bytes:
         raise MessageTooLarge(
@@ -416,18 +437,27 @@ _JSON = json.JSONEncoder(
 )
 
 
-def wire_headers(message: Message, *, source: str, epoch: int = 0) -> dict[str, str]:
+def wire_headers(
+    message: Message, *, source: str, epoch: int = 0, prefix: Prefix = "ce-"
+) -> dict[str, str]:
     """The headers a broker sends: CloudEvents in binary mode, our four names, and the user's own.
 
-    Position and epoch are for diagnosis only: a consumer drops by id and by nothing else.
+    Each broker chooses the prefix of its CloudEvents binding; attributes of the user's own, written
+    with `ce-`, get it too. Position and epoch are for diagnosis only: a consumer drops by id and by
+    nothing else.
     """
-    headers = message.headers
+    text = attribute_text if prefix == "ce-" else str
+    headers = {}
+    for name, value in message.headers.items():
+        if name[:3].lower() == "ce-":
+            name, value = prefix + name[3:].lower(), text(value)
+        headers[name] = value
     headers |= {
-        "ce-specversion": "1.0",
-        "ce-id": message.id,
-        "ce-type": message.type,
-        "ce-source": source,
-        "ce-time": wire_time(message.created_us),
+        f"{prefix}specversion": "1.0",
+        f"{prefix}id": message.id,
+        f"{prefix}type": text(message.type),
+        f"{prefix}source": text(source),
+        f"{prefix}time": wire_time(message.created_us),
         "content-type": message.content_type,
         "event_id": message.id,
         "event_type": message.type,
@@ -435,12 +465,18 @@ def wire_headers(message: Message, *, source: str, epoch: int = 0) -> dict[str, 
         "postroom-epoch": str(epoch),
     }
     if message.key is not None:
-        headers["ce-partitionkey"] = message.key
+        headers[f"{prefix}partitionkey"] = text(message.key)
     if message.aggregate_type is not None:
         headers["aggregate_type"] = message.aggregate_type
     if message.aggregate_id is not None:
         headers["aggregate_id"] = message.aggregate_id
     return headers
+
+
+def attribute_text(value: str) -> str:
+    """A CloudEvents attribute as the bindings of HTTP and NATS want it: percent-encoded where it is
+    not plain ASCII. Kafka and AMQP carry text as it is."""
+    return value if _ALL_PLAIN.fullmatch(value) else quote(value, safe=_PLAIN)
 
 
 def wire_time(microseconds: int) -> str:

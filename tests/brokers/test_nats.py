@@ -122,7 +122,8 @@ def test_the_short_way_to_a_head_says_what_all_brokers_say(
     version, *lines = head.decode().split("\r\n")
     assert version == "NATS/1.0"
     sent = dict(line.split(": ", 1) for line in lines)
-    assert sent == {"Nats-Msg-Id": message.broker_id, **said}
+    own = {"Nats-Msg-Id": message.broker_id, "ce-datacontenttype": message.content_type}
+    assert sent == {**said, **own}
 
 
 @pytest.mark.parametrize("field", ["key", "type", "content_type", "aggregate_id"])

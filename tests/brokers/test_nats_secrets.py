@@ -26,6 +26,10 @@ USERS = """
       { user: "re:lay", password: "%s" }
       { user: narrow, password: pw, permissions: {
           publish: ["orders"], subscribe: ["_INBOX.>"] } }
+      { user: mute, password: pw, permissions: {
+          publish: { deny: ["$JS.ACK.>"] }, subscribe: ["_INBOX.>"] } }
+      { user: idle, password: pw, permissions: {
+          publish: { deny: ["$JS.API.CONSUMER.MSG.NEXT.>"] }, subscribe: ["_INBOX.>"] } }
       { user: deaf, password: pw, permissions: { publish: [">"], subscribe: ["mine.>"] } }
     ] }
 """
@@ -123,6 +127,32 @@ async def test_an_inbox_that_may_not_be_read(locked: LockedServer) -> None:
     options = BrokerOptions(send_timeout_seconds=1.0, extra={"inbox_prefix": "mine"})
     broker = NatsBroker(locked.as_user("deaf", "pw"), options)
     assert await broker.send([make_message()]) == [Delivered()]
+    await broker.close()
+
+
+@pytest.mark.parametrize("user", ["mute", "idle"])
+async def test_a_receiver_without_its_rights_says_so(locked: LockedServer, user: str) -> None:
+    """Pulls and acks have no answer of their own: silence would look like an empty stream."""
+    broker = NatsBroker(locked.as_user(user, "pw"), QUICK)
+    assert await broker.send([make_message()]) == [Delivered()]
+    subscription = await broker.receive(["orders"], consumer=user)
+
+    async def receive() -> None:
+        while True:
+            await subscription.ack(await subscription.take(10))
+
+    with pytest.raises(Unreachable, match=r"this user may not publish to .js"):
+        await asyncio.wait_for(receive(), 30)
+    await subscription.close()
+    await broker.close()
+
+
+async def test_a_receiver_that_may_not_look(locked: LockedServer) -> None:
+    broker = NatsBroker(locked.as_user("narrow", "pw"), QUICK)
+    with pytest.raises(Unreachable, match=r"may not publish to .JS.API.STREAM.NAMES"):
+        await broker.receive(["orders"], consumer="billing")
+    with pytest.raises(Unreachable, match=r"may not publish to .JS.API.STREAM.NAMES"):
+        await broker.examine(["orders"])
     await broker.close()
 
 

@@ -5,6 +5,7 @@ dies with the process that started it. An environment variable names a running s
 instead; such a server serves tests but cannot be killed or paused (`require_private`).
 """
 
+from .kafka import KafkaCluster, KafkaServer
 from .mariadb import MariaDBServer
 from .moto import MotoServer
 from .nats import NatsServer
@@ -12,16 +13,22 @@ from .outcome import Unavailable, leave_out, left_out, require_all
 from .pgbouncer import PgBouncerServer
 from .places import free_port
 from .postgres import PostgresServer
+from .rabbitmq import RabbitMQServer
+from .redis import RedisServer
 from .server import Server
 from .standby import StandbyServer
 from .webhooks import WebhookServer
 
 __all__ = [
+    "KafkaCluster",
+    "KafkaServer",
     "MariaDBServer",
     "MotoServer",
     "NatsServer",
     "PgBouncerServer",
     "PostgresServer",
+    "RabbitMQServer",
+    "RedisServer",
     "Server",
     "StandbyServer",
     "Unavailable",

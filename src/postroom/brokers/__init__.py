@@ -18,6 +18,7 @@ from postroom.brokers.base import (
     open_broker,
     scheme_of,
 )
+from postroom.brokers.options import OptionsByScheme, known_only, open_brokers, split_url
 from postroom.brokers.receiving import CanReceive, Delivery, Subscription
 
 __all__ = [
@@ -29,12 +30,16 @@ __all__ = [
     "Capabilities",
     "Delivered",
     "Delivery",
+    "OptionsByScheme",
     "Outcome",
     "Permanent",
     "Scope",
     "Subscription",
     "Transient",
     "Unknown",
+    "known_only",
     "open_broker",
+    "open_brokers",
     "scheme_of",
+    "split_url",
 ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from postroom.brokers.options import known_only, whole_number
 from postroom.errors import ConfigurationError, InvalidMessage
 
 __all__ = ["AwsAddress"]
@@ -64,12 +65,12 @@ class AwsAddress:
             endpoint=options.get("endpoint"),
             account=options.get("account"),
             profile=options.get("profile"),
-            concurrency=_number(options, "concurrency", DEFAULT_CONCURRENCY, 1000),
-            visibility_seconds=_number(
+            concurrency=whole_number(options, "concurrency", DEFAULT_CONCURRENCY, most=1000),
+            visibility_seconds=whole_number(
                 options,
                 "visibility_seconds",
                 DEFAULT_VISIBILITY_SECONDS,
-                _LONGEST_VISIBILITY_SECONDS,
+                most=_LONGEST_VISIBILITY_SECONDS,
             ),
             access_key=options.get("access_key"),
             secret_key=options.get("secret_key"),
@@ -143,8 +144,7 @@ def _read(url: str, extra: Mapping[str, str]) -> tuple[dict[str, str], str]:
     if parts.username:
         options.setdefault("access_key", unquote(parts.username))
         options.setdefault("secret_key", unquote(parts.password or ""))
-    for name in _OPTIONS & set(extra):
-        options.setdefault(name, extra[name])
+    options = known_only(parts.scheme, extra, _OPTIONS) | options
     return options, unquote(parts.path).strip("/") or "{topic}"
 
 
@@ -157,10 +157,3 @@ def _check_template(service: str, template: str) -> None:
         )
     if service == "sns" and "{consumer}" in template:
         raise ConfigurationError("{consumer} has no meaning for sns://, which only sends")
-
-
-def _number(options: Mapping[str, str], name: str, default: int, most: int) -> int:
-    value = options.get(name, str(default))
-    if not value.isdecimal() or not 1 <= int(value) <= most:
-        raise ConfigurationError(f"{name} must be a number from 1 to {most}, not {value!r}")
-    return int(value)

@@ -23,6 +23,7 @@ __all__ = [
     "Scope",
     "Transient",
     "Unknown",
+    "known_schemes",
     "open_broker",
     "scheme_of",
 ]
@@ -86,12 +87,12 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """What the relay tells a broker when it opens it."""
+    """What a broker is told when it is opened. `extra` holds its own options, and secrets."""
 
     source: str = "postroom"
     send_timeout_seconds: float = 10.0
     concurrency: int = 4
-    extra: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @runtime_checkable
@@ -120,7 +121,7 @@ class CanExamine(Protocol):
     """A broker that can look at its own topology for what would lose messages."""
 
     async def examine(self, topics: Sequence[str]) -> list[str]:
-        """A sentence for each danger, with what to do about it; none: nothing was found."""
+        """A sentence for each danger, with what to do about it; raises `Unreachable`."""
 
 
 def scheme_of(url: str) -> str:
@@ -133,10 +134,15 @@ def scheme_of(url: str) -> str:
     return scheme
 
 
+def known_schemes() -> dict[str, str]:
+    """Every scheme that has a broker, and where the function is that opens it."""
+    return {point.name: point.value for point in metadata.entry_points(group="postroom.brokers")}
+
+
 def open_broker(url: str, options: BrokerOptions | None = None) -> Broker:
     """The broker for a URL, found by its scheme through the entry points `postroom.brokers`."""
     scheme = scheme_of(url)
-    known = {point.name: point.value for point in metadata.entry_points(group="postroom.brokers")}
+    known = known_schemes()
     if scheme not in known:
         raise ConfigurationError(
             f"no broker for {scheme}://: known are {', '.join(sorted(known)) or 'none'}"

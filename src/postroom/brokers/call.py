@@ -43,6 +43,7 @@ from postroom.brokers.base import (
     Unknown,
 )
 from postroom.brokers.invoke import describe, in_thread
+from postroom.brokers.options import known_only
 from postroom.errors import ConfigurationError
 from postroom.messages import Message
 
@@ -227,6 +228,7 @@ def _name(function: Function) -> str:
 
 def open_broker(url: str, options: BrokerOptions) -> CallBroker:
     """The broker for `call:module:function`."""
+    known_only("call", options.extra, ())
     module_name, _, path = url.partition(":")[2].partition(":")
     if not module_name or not path:
         raise ConfigurationError(f"{url!r}: write call:module:function, as in call:shop.mail:send")

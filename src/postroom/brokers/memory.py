@@ -2,7 +2,8 @@
 
 Promise: what it answers `Delivered` for was handed to every subscriber and is kept in `messages`
 until newer ones push it out. One name is one broker in the whole process, however often it is
-opened, and it lives as long as the process does.
+opened, and it lives as long as the process does. A consumer that has once received from it finds
+all it has not acknowledged, however often it comes back.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from postroom.brokers.base import (
     Unknown,
 )
 from postroom.brokers.invoke import describe
+from postroom.brokers.memory_receiving import MemorySubscription, Shelves
+from postroom.brokers.options import split_url
 from postroom.errors import Unreachable
 from postroom.messages import Message
 
@@ -56,10 +59,12 @@ class MemoryBroker:
         self.name = name
         self.capabilities = Capabilities()
         self.down = False
+        self.source = BrokerOptions().source
         self.send_timeout_seconds = BrokerOptions().send_timeout_seconds
         self._kept: deque[Message] = deque(maxlen=limit)
         self._scripts: list[_Script] = []
         self._subscribers: list[Subscriber] = []
+        self._shelves = Shelves()
 
     @property
     def messages(self) -> list[Message]:
@@ -102,11 +107,31 @@ class MemoryBroker:
             self._subscribers.remove(subscriber) if subscriber in self._subscribers else None
         )
 
+    async def receive(self, topics: Sequence[str], *, consumer: str) -> MemorySubscription:
+        """Receive for a consumer, first what is kept of its topics. Of several receivers one has a
+        topic at a time."""
+        await self.ping()
+        with _guard:
+            for topic in topics:
+                self._shelves.open(consumer, topic, self._kept)
+        return MemorySubscription(
+            self._shelves, consumer, topics, lambda: self.down, source=self.source
+        )
+
+    def unacknowledged(self, consumer: str) -> int:
+        """How many messages this consumer has not acknowledged."""
+        return self._shelves.left(consumer)
+
+    def rebalance(self, consumer: str) -> None:
+        """Take every topic of a consumer from its receiver, as if that were thought dead."""
+        self._shelves.rebalance(consumer)
+
     def clear(self) -> None:
-        """Forget messages, scripted outcomes and subscribers, and be up again."""
+        """Forget messages, scripted outcomes, subscribers and consumers, and be up again."""
         with _guard:
             self._kept.clear()
             self._scripts.clear()
+            self._shelves.clear()
         self._subscribers.clear()
         self.down = False
 
@@ -130,10 +155,14 @@ class MemoryBroker:
             return Transient("down", f"{self!r} is down", down="broker")
         script = self._scripted(message) if self._scripts else None
         if script is None or script.arrives:
+            if self._shelves.full(message.topic):
+                return Transient("full", "a consumer does not keep up with it", down="topic")
             refused = await self._hand_over(message, deadline) if self._subscribers else None
             if refused is not None:
                 return refused
-            self._kept.append(message)
+            with _guard:  # a consumer that comes now finds it here or on its shelf, not on both
+                self._kept.append(message)
+                self._shelves.add(message)
         return DELIVERED if script is None else script.outcome
 
     def _scripted(self, message: Message) -> _Script | None:
@@ -177,6 +206,8 @@ def broker(name: str = "", *, limit: int | None = None) -> MemoryBroker:
 
 def open_broker(url: str, options: BrokerOptions) -> MemoryBroker:
     """The broker for `memory://name`."""
+    url, _ = split_url(url, options, ())
     found = broker(url.partition(":")[2].strip("/"))
+    found.source = options.source
     found.send_timeout_seconds = options.send_timeout_seconds
     return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from postroom.brokers.base import (
     DELIVERED,
@@ -28,26 +28,38 @@ from postroom.brokers.base import (
 )
 from postroom.brokers.invoke import describe
 from postroom.brokers.nats_address import Address
+from postroom.brokers.nats_ask import AskingLink, Refusal
+from postroom.brokers.nats_durable import Durable
+from postroom.brokers.nats_examine import examine
 from postroom.brokers.nats_link import Link, Sending
+from postroom.brokers.nats_receive import NatsSubscription
+from postroom.brokers.nats_tray import durable_name
 from postroom.brokers.nats_wire import publish_command
-from postroom.errors import ConfigurationError, MissingDriver, Unreachable
-from postroom.messages import Message
+from postroom.brokers.options import split_url, whole_number
+from postroom.errors import MissingDriver, Unreachable
+from postroom.messages import Message, check_topic
 
 __all__ = ["NatsBroker", "open_broker"]
 
+OPTIONS = (
+    *("user", "password", "token", "credentials", "tls_ca", "tls_cert", "tls_key"),
+    *("inbox_prefix", "max_outstanding", "max_unacked", "ack_wait_seconds"),
+)
 CONNECT_SECONDS = 2.0
 MAX_OUTSTANDING = 4096
 MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
+MAX_UNACKED = 1000
+ACK_WAIT_SECONDS = 30
 _CHUNK_ROWS = 128
 _CHUNK_BYTES = 256 * 1024
+L = TypeVar("L", bound=Link)
 _ECHO_AT = 0.75  # of the send timeout: time enough for the server to show that it lives
 
 
 class NatsBroker:
-    """Sends to JetStream.
+    """Sends to JetStream, and receives from it.
 
-    `options.extra` may hold `credentials` (a .creds file), `tls_ca` (a file of certificates to
-    trust), `inbox_prefix`, and `max_outstanding` (how many messages may await their answer).
+    `OPTIONS` may stand in the URL, as nats://host?tls_ca=ca.pem, or in `options.extra`.
     """
 
     def __init__(self, url: str, options: BrokerOptions | None = None) -> None:
@@ -58,8 +70,12 @@ class NatsBroker:
         self.capabilities = Capabilities()
         self._new_client: Callable[[], Any] = Client
         self._options = options or BrokerOptions()
-        self._address = Address.of(url, self._options.extra)
-        self._max_rows = _count(self._options.extra.get("max_outstanding"))
+        url, extra = split_url(url, self._options, OPTIONS)
+        self._address = Address.of(url, extra)
+        self._inbox = extra.get("inbox_prefix", "_INBOX")
+        self._max_rows = whole_number(extra, "max_outstanding", MAX_OUTSTANDING)
+        self._max_unacked = whole_number(extra, "max_unacked", MAX_UNACKED)
+        self._ack_wait_seconds = whole_number(extra, "ack_wait_seconds", ACK_WAIT_SECONDS)
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
         self._link: Link | None = None
         self._connecting = asyncio.Lock()
@@ -98,6 +114,32 @@ class NatsBroker:
         if not await link.until(lambda: link.heard > heard, until):
             link.discard()
             raise Unreachable(f"NATS at {self} accepts connections but does not answer")
+
+    async def receive(self, topics: Sequence[str], *, consumer: str) -> NatsSubscription:
+        """Receive for `consumer`, over a connection of its own, from the streams of the topics."""
+        names = [check_topic(topic) for topic in topics]
+        durable = Durable(
+            durable_name(consumer),
+            tuple(names),
+            ack_wait_seconds=self._ack_wait_seconds,
+            pin_seconds=self._ack_wait_seconds / 3,
+            max_unacked=self._max_unacked,
+        )
+        made = NatsSubscription(self._connect_to_ask, str(self), names, durable)
+        await made.open()
+        return made
+
+    async def examine(self, topics: Sequence[str]) -> list[str]:
+        """A sentence for each setting of a stream that could lose messages of these topics."""
+        link = await self._connect_to_ask()
+        if isinstance(link, Transient):
+            raise Unreachable(link.text)
+        try:
+            return await examine(link, [check_topic(topic) for topic in topics])
+        except Refusal as refusal:
+            raise Unreachable(f"NATS at {self}: {refusal}") from None
+        finally:
+            await link.close()
 
     async def close(self) -> None:
         """Let sends that have begun come to their end, then close the connection."""
@@ -197,7 +239,7 @@ class NatsBroker:
             if self._failed is not None and self._failed[0] >= began:
                 return self._failed[1]  # somebody has just tried while we waited
             seconds = max(min(CONNECT_SECONDS, deadline - began), 0.01)
-            made = await self._connect(seconds)
+            made = await self._connect(seconds, Link)
             if isinstance(made, Transient):
                 self._failed = (self._now(), made)
                 return made
@@ -205,10 +247,13 @@ class NatsBroker:
             self.capabilities = Capabilities(max_bytes=made.client.max_payload)
             return made
 
-    async def _connect(self, seconds: float) -> Link | Transient:
+    async def _connect_to_ask(self) -> AskingLink | Transient:
+        return await self._connect(CONNECT_SECONDS, AskingLink)
+
+    async def _connect(self, seconds: float, kind: type[L]) -> L | Transient:
         client = self._new_client()
-        inbox = self._options.extra.get("inbox_prefix", "_INBOX")
-        link = Link(client, inbox=inbox, max_rows=self._max_rows, max_bytes=MAX_OUTSTANDING_BYTES)
+        limits = {"max_rows": self._max_rows, "max_bytes": MAX_OUTSTANDING_BYTES}
+        link = kind(client, inbox=self._inbox, **limits)
         deadline = self._now() + seconds
         try:
             self._address.guard(client)
@@ -258,14 +303,6 @@ class NatsBroker:
         return asyncio.get_running_loop().time()
 
 
-def _count(value: str | None) -> int:
-    if value is None:
-        return MAX_OUTSTANDING
-    if not value.isdecimal() or int(value) < 1:
-        raise ConfigurationError(f"max_outstanding must be a whole number above 0, not {value!r}")
-    return int(value)
-
-
 def open_broker(url: str, options: BrokerOptions) -> NatsBroker:
-    """The broker for `nats://host:4222` or `tls://host:4222`."""
+    """The broker for `nats://host:4222` or `tls://host:4222`, with options behind a ?."""
     return NatsBroker(url, options)

@@ -5,13 +5,14 @@ Promise: no text about the place holds a secret, and with `tls://` nothing secre
 
 from __future__ import annotations
 
+import importlib.util
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from postroom.errors import ConfigurationError
+from postroom.errors import ConfigurationError, MissingDriver
 
 __all__ = ["Address"]
 
@@ -30,7 +31,10 @@ class Address:
 
     @classmethod
     def of(cls, url: str, extra: Mapping[str, str]) -> Address:
-        """The address of one server, or of several as nats://user:password@a:4222,b:4222."""
+        """The address of one server, or of several as nats://user:password@a:4222,b:4222.
+
+        Options say who we are where the URL does not.
+        """
         scheme = url.partition(":")[0]
         user = password = None
         servers = []
@@ -46,7 +50,9 @@ class Address:
         except ValueError:
             # Not the URL itself: its password might stand in it.
             raise ConfigurationError("bad NATS URL: write nats://user:password@host:4222") from None
-        return cls(servers, user, password, extra.get("credentials"), _context(extra.get("tls_ca")))
+        if user is None:
+            user, password = _user(extra)
+        return cls(servers, user, password, _credentials(extra), _context(extra))
 
     def __str__(self) -> str:
         return ",".join(self.servers)
@@ -88,10 +94,46 @@ class Address:
         return text
 
 
-def _context(certificates: str | None) -> ssl.SSLContext | None:
-    if certificates is None:
+def _user(options: Mapping[str, str]) -> tuple[str | None, str | None]:
+    user, password, token = map(options.get, ("user", "password", "token"))
+    if (user is None) != (password is None) or (user is not None and token is not None):
+        raise ConfigurationError("NATS wants user and password, or a token alone")
+    return (user, password) if token is None else (token, None)
+
+
+def _credentials(options: Mapping[str, str]) -> str | None:
+    path = options.get("credentials")
+    if path is not None:
+        if importlib.util.find_spec("nkeys") is None:
+            raise MissingDriver("credentials need nkeys: pip install 'nats-py[nkeys]'")
+        _require_file("credentials", path)
+    return path
+
+
+def _context(options: Mapping[str, str]) -> ssl.SSLContext | None:
+    """What to trust, and with what to show who we are; None: the system's own, and nothing."""
+    authorities, certificate, key = map(options.get, ("tls_ca", "tls_cert", "tls_key"))
+    if key is not None and certificate is None:
+        raise ConfigurationError("tls_key needs tls_cert: the certificate the key belongs to")
+    if authorities is None and certificate is None:
         return None
     try:
-        return ssl.create_default_context(cafile=certificates)
+        context = ssl.create_default_context(cafile=authorities)
     except OSError as error:
-        raise ConfigurationError(f"tls_ca: {certificates!r} cannot be read: {error}") from error
+        raise ConfigurationError(f"tls_ca: {authorities!r} cannot be read: {error}") from error
+    if certificate is not None:
+        # Without a word to ask for a password in the terminal, which would stop a server.
+        try:
+            context.load_cert_chain(certificate, key, password=lambda: b"")
+        except OSError as error:
+            text = f"tls_cert: {certificate!r} or its key cannot be read: {error}"
+            raise ConfigurationError(text) from error
+    return context
+
+
+def _require_file(option: str, path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"{option}: {path!r} cannot be read: {error}") from error

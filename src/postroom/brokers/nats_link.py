@@ -70,6 +70,10 @@ class Link:
         for name in ("_reading_task", "_flusher_task", "_ping_interval_task"):
             getattr(self.client, name).add_done_callback(self._on_ended)
         self._subscription = await self.client.subscribe(f"{self.inbox}.*", cb=self._on_message)
+        self._take_from_here()
+
+    def _take_from_here(self) -> None:
+        """Let answers be taken where they are read from the socket."""
         from postroom.brokers.nats_reader import Reader  # imports nats-py
 
         self.client._ps = Reader(self.client._ps, self._prefix, self.on_answer)

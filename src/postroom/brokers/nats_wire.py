@@ -13,7 +13,7 @@ from typing import Any
 from postroom.brokers.base import DELIVERED, Outcome, Permanent, Transient
 from postroom.brokers.invoke import describe
 from postroom.errors import InvalidMessage
-from postroom.messages import Message, check_topic, wire_headers, wire_time
+from postroom.messages import Message, attribute_text, check_topic, wire_headers, wire_time
 from postroom.signals import redact
 
 __all__ = ["answer_of", "no_stream", "publish_command"]
@@ -60,7 +60,8 @@ def _head(message: Message, source: str, epoch: int) -> bytes:
         else _plain_head(message, source, epoch)
     )
     # Every line end must be one of ours: counting them is cheaper than looking at each value.
-    if text.count("\n") != ends or text.count("\r") != ends:
+    key = message.key or ""  # encoded it would do no harm, but no attribute may hold one
+    if text.count("\n") != ends or text.count("\r") != ends or "\n" in key or "\r" in key:
         raise ValueError("a header holds a line end")
     return text.encode()
 
@@ -77,9 +78,9 @@ def _plain_head(message: Message, source: str, epoch: int) -> tuple[str, int]:
         f"postroom-position: {message.lane}:{message.position}\r\n"
         f"{_shared_lines(message.type, message.content_type, source, epoch)}"
     )
-    ends = 13
+    ends = 14
     if message.key is not None:
-        text, ends = f"{text}ce-partitionkey: {message.key}\r\n", ends + 1
+        text, ends = f"{text}ce-partitionkey: {attribute_text(message.key)}\r\n", ends + 1
     if message.aggregate_type is not None:
         text, ends = f"{text}aggregate_type: {message.aggregate_type}\r\n", ends + 1
     if message.aggregate_id is not None:
@@ -91,13 +92,17 @@ def _plain_head(message: Message, source: str, epoch: int) -> tuple[str, int]:
 @functools.lru_cache(maxsize=256)
 def _shared_lines(kind: str, content_type: str, source: str, epoch: int) -> str:
     return (
-        f"ce-specversion: 1.0\r\nce-type: {kind}\r\nce-source: {source}\r\n"
-        f"content-type: {content_type}\r\nevent_type: {kind}\r\npostroom-epoch: {epoch}\r\n"
+        f"ce-specversion: 1.0\r\nce-type: {attribute_text(kind)}\r\n"
+        f"ce-source: {attribute_text(source)}\r\n"
+        f"ce-datacontenttype: {attribute_text(content_type)}\r\ncontent-type: {content_type}\r\n"
+        f"event_type: {kind}\r\npostroom-epoch: {epoch}\r\n"
     )
 
 
 def _head_with_own(message: Message, source: str, epoch: int) -> tuple[str, int]:
     headers = wire_headers(message, source=source, epoch=epoch)
+    # The binding of NATS has no other place for it, unlike that of HTTP.
+    headers["ce-datacontenttype"] = attribute_text(message.content_type)
     if "nats-msg-id" in (message.headers_json or "").lower():
         headers = {name: headers[name] for name in headers if name.lower() != "nats-msg-id"}
     lines = [f"{name}: {value}" for name, value in headers.items()]

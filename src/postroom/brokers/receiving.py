@@ -7,12 +7,17 @@ once is all that is asked of a broker, the inbox makes it once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+from urllib.parse import unquote
 
 __all__ = ["CanReceive", "Delivery", "Subscription", "delivery"]
 
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
+_PREFIX = "ce-"
+_PREFIXES = (_PREFIX, "ce_", "cloudevents_", "cloudevents:")
+_ESCAPED = re.compile(r"\\(.)")
 
 
 class Delivery(NamedTuple):
@@ -86,18 +91,26 @@ def delivery(
     key: str | None = None,
     seen: int = 0,
 ) -> Delivery:
-    """A delivery from what came over the wire. Header names are taken in lower case.
+    """A delivery from what came over the wire, whoever sent it. Header names are in lower case, and
+    CloudEvents attributes are plain text under `ce-`, whatever the binding they came by.
 
     `unnamed` is its id should nobody have given it one: the broker's own name for this message,
     the same each time it comes.
     """
-    known = {name.lower(): value for name, value in headers.items()}
+    known: dict[str, str] = {}
+    for name, value in headers.items():
+        name = name.lower()
+        if name.startswith(_PREFIXES):
+            name, value = _attribute(name, value)
+        known[name] = value
     return Delivery(
         id=known.get("ce-id") or known.get("event_id") or unnamed,
         type=known.get("ce-type") or known.get("event_type") or "",
         topic=topic,
         key=known.get("ce-partitionkey", key),
-        content_type=known.get("content-type", DEFAULT_CONTENT_TYPE),
+        content_type=(
+            known.get("content-type") or known.get("ce-datacontenttype") or DEFAULT_CONTENT_TYPE
+        ),
         headers=known,
         payload=payload,
         source=source,
@@ -105,3 +118,22 @@ def delivery(
         seen=seen,
         receipt=receipt,
     )
+
+
+def _attribute(name: str, value: str) -> tuple[str, str]:
+    if name.startswith(_PREFIX):
+        return name, _decoded(value)
+    prefix = next(each for each in _PREFIXES if name.startswith(each))
+    return _PREFIX + name.removeprefix(prefix), value
+
+
+def _decoded(value: str) -> str:
+    """The text of an attribute from HTTP or NATS: there it may be quoted, and percent-encoded."""
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = _ESCAPED.sub(r"\1", value[1:-1])
+    if "%" in value:
+        try:
+            return unquote(value, errors="strict")
+        except UnicodeDecodeError:
+            pass  # somebody's own text: better as it is than not at all
+    return value

@@ -26,6 +26,7 @@ __all__ = ["Receipt", "SqsSubscription"]
 BATCH = 10
 POLL_SECONDS = 1
 _ANSWER_SECONDS = 10.0
+_CLOSE_SECONDS = 3.0
 _GONE = {"ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight"}
 _GONE |= {"AWS.SimpleQueueService.MessageNotInflight"}
 
@@ -60,12 +61,15 @@ class SqsSubscription:
         self._ready: deque[Delivery] = deque()
         # By queue and group: the earliest given back, of which turn, and until when it matters.
         self._returned: dict[tuple[str, str], tuple[int, int, float]] = {}
+        # By the handle: what was handed out and is neither done nor given back, and until when.
+        self._hand: dict[str, tuple[Delivery, float]] = {}
         self._turn = 0
         self._places = itertools.count()
         self._closed = False
 
     async def take(self, most: int) -> list[Delivery]:
         """The next messages; what SQS would hand to others by now is left to them."""
+        self._check()
         if not self._ready:
             for queue in self._queues:
                 if queue not in self._polls:
@@ -78,17 +82,20 @@ class SqsSubscription:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             self._gather()
+            self._check()
         now = self._now()
         taken: list[Delivery] = []
         while self._ready and len(taken) < most:
             each = self._ready.popleft()
             if each.receipt.until > now:
                 taken.append(each)
+                self._hand[each.receipt.handle] = (each, each.receipt.until)
         return taken
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Delete them, but for those behind one that was given back."""
         self._forget_old()
+        self._let_go(deliveries)
         behind = [each for each in deliveries if self._is_behind(each.receipt)]
         done = [each for each in deliveries if each not in behind] if behind else deliveries
         await self._each_queue(done, "delete_message_batch", {})
@@ -99,6 +106,7 @@ class SqsSubscription:
 
     async def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Make them visible again, with what of their groups waits here."""
+        self._let_go(deliveries)
         for each in deliveries:
             self._note_return(each.receipt)
         waiting = [each for each in self._ready if self._is_behind(each.receipt)]
@@ -109,14 +117,18 @@ class SqsSubscription:
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """Hide them from others for another visibility timeout."""
+        until = self._now() + self._visibility
         await self._each_queue(
             deliveries,
             "change_message_visibility_batch",
             {"VisibilityTimeout": self._visibility},
         )
+        for each in deliveries:
+            if each.receipt.handle in self._hand:
+                self._hand[each.receipt.handle] = (each, until)
 
     async def close(self) -> None:
-        """Give back what was taken and not handed out."""
+        """Give back what is in hand, and what was taken and not handed out."""
         if self._closed:
             return
         self._closed = True
@@ -126,10 +138,20 @@ class SqsSubscription:
             poll.cancel()
         try:
             self._gather()
-            await self.give_back(list(self._ready))
+            self._forget_old()
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.give_back([*(each for each, _ in self._hand.values()), *self._ready])
         except Exception:  # noqa: S110  it comes again by itself when its visibility timeout ends
             pass
         self._ready.clear()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Unreachable("the subscription was closed")
+
+    def _let_go(self, deliveries: Iterable[Delivery]) -> None:
+        for each in deliveries:
+            self._hand.pop(each.receipt.handle, None)
 
     # Polling.
 
@@ -165,7 +187,8 @@ class SqsSubscription:
             claim=0,
             receipt=Receipt(queue, message["ReceiptHandle"], group, place, turn, until),
             unnamed=message["MessageId"],
-            key=group,
+            # A message of ours without a key is a group by itself, named as the message is.
+            key=group if group != taken.headers.get("event_id") else None,
             seen=max(int(attributes.get("ApproximateReceiveCount") or 1) - 1, 0),
         )
 
@@ -208,6 +231,9 @@ class SqsSubscription:
         for group, (_, _, until) in list(self._returned.items()):
             if until < now:
                 del self._returned[group]
+        for handle, (_, until) in list(self._hand.items()):
+            if until < now:
+                del self._hand[handle]
 
     # Asking.
 

@@ -27,6 +27,7 @@ from postroom.brokers.base import (
     Unknown,
 )
 from postroom.brokers.invoke import describe, in_thread
+from postroom.brokers.options import split_url
 from postroom.errors import ConfigurationError, Unreachable
 from postroom.messages import Message, wire_headers
 
@@ -219,6 +220,7 @@ async def _done(future: asyncio.Future[None], deadline: float) -> bool:
 
 def open_broker(url: str, options: BrokerOptions) -> StdoutBroker:
     """The broker for `stdout://`."""
+    url, _ = split_url(url, options, ())
     if url.partition(":")[2].strip("/"):
         raise ConfigurationError(f"{url!r}: standard output has no address, write stdout://")
     return StdoutBroker(options)

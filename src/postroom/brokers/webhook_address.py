@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote, urlsplit
 
+from postroom.brokers.options import known_only, whole_number
 from postroom.brokers.webhook_guard import Allowed, check_host
 from postroom.errors import ConfigurationError
 
@@ -149,8 +150,8 @@ def _options(fragment: str, extra: Mapping[str, str]) -> dict[str, list[str]]:
             known = ", ".join(sorted(_OPTIONS))
             raise ConfigurationError(f"a webhook has no option {name[:40]!r}: it has {known}")
         options.setdefault(name, []).append(unquote(value))
-    for name in _OPTIONS & set(extra):
-        options.setdefault(name, [extra[name]])
+    for name, value in known_only("a webhook", extra, _OPTIONS).items():
+        options.setdefault(name, [value])
     return options
 
 
@@ -167,10 +168,8 @@ def _yes(options: Mapping[str, list[str]], name: str) -> bool:
 
 
 def _count(options: Mapping[str, list[str]]) -> int:
-    value = options.get("concurrency", [str(DEFAULT_CONCURRENCY)])[-1]
-    if not value.isdecimal() or not 1 <= int(value) <= 1000:
-        raise ConfigurationError(f"concurrency must be a number from 1 to 1000, not {value!r}")
-    return int(value)
+    given = {name: values[-1] for name, values in options.items()}
+    return whole_number(given, "concurrency", DEFAULT_CONCURRENCY, most=1000)
 
 
 def _secrets(options: Mapping[str, list[str]]) -> tuple[bytes, ...]:

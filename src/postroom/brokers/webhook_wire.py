@@ -23,18 +23,15 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping, Sequence
-from urllib.parse import quote
 
 from postroom.brokers.base import DELIVERED, Outcome, Permanent, Scope, Transient
-from postroom.messages import Message, wire_headers
+from postroom.messages import Message, attribute_text, wire_headers
 from postroom.signals import redact
 
 __all__ = ["is_gone", "meaning", "request_headers", "retry_after", "sign"]
 
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 _EXCERPT_CHARACTERS = 200
-# Printable ASCII save space, quote and percent, as the CloudEvents binding for HTTP says.
-_SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 _PLAIN = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
 _OURS = {"event_id", "event_type", "aggregate_type", "aggregate_id"}
 # What steers the connection or the request is not for publishers to say.
@@ -52,8 +49,8 @@ def request_headers(
 ) -> dict[str, str]:
     """The headers of a request, in lower case; ValueError if one cannot be sent.
 
-    CloudEvents attributes and our four names are percent-encoded as the binding for HTTP demands;
-    a header of the publisher's own only where it is not plain ASCII.
+    CloudEvents attributes come percent-encoded as the binding for HTTP demands, and our four names
+    are; a header of the publisher's own only where it is not plain ASCII.
     """
     headers: dict[str, str] = {}
     # A publisher's header comes first, so ours win whatever case it is written in.
@@ -61,8 +58,8 @@ def request_headers(
         name = name.lower()
         if name in _STEERING or name.startswith(("proxy-", "webhook-")):
             continue
-        if name.startswith("ce-") or name in _OURS or not _PLAIN.fullmatch(value):
-            value = _content_type(value) if name == "content-type" else quote(value, safe=_SAFE)
+        if name in _OURS or not _PLAIN.fullmatch(value):
+            value = _content_type(value) if name == "content-type" else attribute_text(value)
         headers[name] = value
     return headers | sign(message.id, message.payload, secrets, now)
 

@@ -1,0 +1,336 @@
+"""One stream as a source: its durable consumer, who of many receivers has it, and what comes.
+
+    waiting ──the server pins us: claim + 1──► settling ──nothing is with others──► owned
+       ▲                                          │                                   │
+       └──────────── the pin is another's ────────┴───────────────────────────────────┘
+
+Promise: under one claim, messages of the stream are handed out in its order, and the first is no
+later than the first that nobody has acknowledged.
+
+The server hands messages to one pinned receiver at a time. What the one before it left
+unacknowledged comes again only after a while, behind later messages. So a receiver that was just
+pinned hands nothing out: it says no to everything unacknowledged in the other's stead, which any
+receiver may, gets all of it, and sorts it. Servers before 2.11 cannot pin: there the durable allows
+one unacknowledged message at a time, which is slow and keeps the order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from postroom.brokers.nats_ask import API, AskingLink, Refusal, publication
+from postroom.brokers.nats_durable import ASK_SECONDS, GROUP, MISSING, NANO, Durable
+from postroom.brokers.nats_tray import Receipt, Tray, lost_ranges
+from postroom.brokers.receiving import Delivery, delivery
+
+__all__ = ["Source"]
+
+PULL_SECONDS = 1.0
+PAUSE_SECONDS = 0.2
+PATIENCE_SECONDS = 2.0
+PULL_BYTES = 8 * 1024 * 1024
+PIECE = 5_000
+# So many refusals are sent at most; for more we wait until the time of the other has run out.
+MOST_REFUSALS = 200_000
+_PIN = "nats-pin-id"
+
+
+@dataclass(slots=True)
+class _Pull:
+    """A request for messages that stands at the server, and what ended it."""
+
+    link: AskingLink
+    token: bytes
+    left: int
+    late_at: float
+    ended: str | None = None
+
+
+class Source:
+    """The messages of one stream for one consumer, over one connection after the other."""
+
+    def __init__(self, stream: str, durable: Durable) -> None:
+        self.stream = stream
+        self.claim = 0
+        self.pins = True
+        self.gone = False  # the durable, or the stream itself
+        self._durable = durable
+        self._state: Literal["waiting", "settling", "owned"] = "waiting"
+        self._tray = Tray()
+        self._pin: str | None = None
+        self._pull: _Pull | None = None
+        self._pulled_at = 0.0
+        self._pause_until = 0.0
+        self._stuck_at: float | None = None
+        self._expired_at: float | None = None
+        self._touched: dict[int, float] = {}
+        self._template: Receipt | None = None
+
+    # The durable, and a new connection.
+
+    async def open(self, link: AskingLink, *, update: bool) -> None:
+        """Make the durable as it is to be, or only if it is missing, and begin a new claim."""
+        self.pins = await self._durable.make(link, self.stream, update=update)
+        self.gone = False
+        self._pull, self._pause_until = None, 0.0
+        self._begin_claim()
+
+    def _begin_claim(self) -> None:
+        self.claim += 1
+        self._forget()
+        self._state = "owned" if not self.pins else "settling" if self._pin else "waiting"
+
+    def _lose(self) -> None:
+        """The pin is another's. What is in hand may be finished: the inbox makes it once."""
+        self._pin, self._state = None, "waiting"
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tray = Tray()
+        self._touched.clear()
+        self._stuck_at = self._expired_at = None
+
+    # What comes.
+
+    def on_message(self, answer: Any, receipt: Receipt, now: float) -> None:
+        """A message of the stream."""
+        headers = dict(answer.headers or {})
+        pin = next((headers.pop(name) for name in list(headers) if name.lower() == _PIN), None)
+        if self._pull is not None:
+            self._pull.left -= 1
+            if not self._pull.left:
+                self._close(self._pull)
+        if self.pins and pin != self._pin:
+            self._pin = pin
+            self._begin_claim()
+        self._template = receipt
+        self._touched[receipt.sequence] = now
+        self._tray.arrive(
+            receipt.sequence,
+            delivery(
+                headers,
+                answer.data,
+                topic=answer.subject,
+                source=self.stream,
+                claim=self.claim,
+                receipt=receipt,
+                unnamed=receipt.unnamed,
+                seen=receipt.deliveries - 1,
+            ),
+        )
+
+    def _on_status(self, pull: _Pull, answer: Any, now: float) -> None:
+        """The end of a pull, and why."""
+        headers = answer.headers or {}
+        status, text = headers.get("Status", ""), headers.get("Description", "")
+        if status == "100":
+            return
+        pull.ended = status
+        self._close(pull)
+        if status == "423":
+            self._lose()
+        elif status == "503" or "Deleted" in text:
+            self.gone = True
+        elif status not in ("404", "408") and "MaxBytes" not in text:
+            self._pause_until = now + PAUSE_SECONDS
+
+    def _close(self, pull: _Pull) -> None:
+        pull.link.ignore(pull.token)
+        if self._pull is pull:
+            self._pull = None
+
+    # What is done about it.
+
+    @property
+    def ready(self) -> bool:
+        """Whether something may be handed out."""
+        return self._state == "owned" and self._tray.ready
+
+    def hand_out(self, most: int) -> list[Delivery]:
+        """The next messages, in order; none while it is not certain that they are the next."""
+        return self._tray.hand_out(most) if self._state == "owned" else []
+
+    async def step(self, link: AskingLink, most: int) -> None:
+        """Ask for what is to come, and first for what others have left."""
+        if self._pull is not None and link.now > self._pull.late_at:
+            self._close(self._pull)  # its end was lost, as when the leader of a consumer dies
+        if self._pull is not None or link.now < self._pause_until:
+            return
+        self._look_for_the_missing(link.now)
+        if self._state == "settling":
+            try:
+                await self._settle(link)
+            except Refusal as refusal:
+                if refusal.number not in MISSING:
+                    raise
+                self.gone = True
+        elif self._state == "waiting":
+            await self._ask_for(link, 1)
+        elif not self.pins:
+            if not len(self._tray):
+                await self._ask_for(link, 1)
+        elif (room := most - self._tray.waiting) > 0:
+            await self._ask_for(link, room)
+        else:
+            await self.keep(link)
+
+    def _look_for_the_missing(self, now: float) -> None:
+        """What was given back and does not come may be gone from the stream."""
+        if self._state != "owned" or not self._tray.returning:
+            self._stuck_at = None
+        elif self._stuck_at is None:
+            self._stuck_at = now + PATIENCE_SECONDS
+        elif now > self._stuck_at:
+            self._stuck_at = None
+            if self.pins:
+                self._state = "settling"
+            else:
+                self._tray.expect_nothing()
+
+    async def _ask_for(
+        self, link: AskingLink, most: int, *, parts: int = 1, only_pin: bool = False
+    ) -> _Pull:
+        """Send a pull. It keeps our pin; `only_pin` asks for so few bytes that nothing comes."""
+        # Its end must leave time for the next one, lest the pin be lost between the two.
+        seconds = min(PULL_SECONDS, self._durable.pin_seconds / 3) / parts
+        wish: dict[str, Any] = {"batch": most, "expires": int(seconds * NANO)}
+        if only_pin:
+            wish = {"batch": 1, "no_wait": True, "max_bytes": 1}
+        elif most > 1:
+            wish["max_bytes"] = max(PULL_BYTES, 2 * link.client.max_payload)
+        if self.pins:
+            wish["group"] = GROUP
+            if self._pin:
+                wish["id"] = self._pin
+
+        token, reply = link.hear(lambda answer: self._on_status(pull, answer, link.now))
+        late = link.now + seconds + PATIENCE_SECONDS
+        self._pull = pull = _Pull(link, token, wish["batch"], late)
+        self._pulled_at = link.now
+        subject = f"{API}CONSUMER.MSG.NEXT.{self.stream}.{self._durable.name}"
+        await link.write(publication(subject, json.dumps(wish).encode(), reply))
+        return pull
+
+    # Taking over.
+
+    async def _settle(self, link: AskingLink) -> None:
+        """Get everything that others hold unacknowledged. Begun anew if it does not come to its
+        end, as when the pin is lost meanwhile."""
+        claim, until = self.claim, link.now + ASK_SECONDS
+        info = await self._durable.info(link, self.stream, until)
+        if not self._is_pinned(info):
+            self._lose()
+            return
+        # What came for the first time is with nobody else: then the count alone tells.
+        if not self._tray.fresh or info["num_ack_pending"] != len(self._tray):
+            if not self._tray.in_hand:
+                self._tray = Tray()  # it comes again with the rest
+            last = int(info["delivered"]["stream_seq"])
+            floor = int(info["ack_floor"]["stream_seq"])
+            place = int(info["delivered"]["consumer_seq"])
+            if not await self._refuse(link, floor, last, place):
+                return
+            again = await self._durable.info(link, self.stream, link.now + ASK_SECONDS)
+            expected = int(again["num_ack_pending"])
+            if not await self._collect(link, claim, last, expected):
+                return
+        if self.claim == claim and self._state == "settling":
+            self._tray.expect_nothing()
+            self._expired_at = None
+            self._state = "owned"
+
+    def _is_pinned(self, info: dict[str, Any]) -> bool:
+        groups = info.get("priority_groups") or [{}]
+        return bool(self._pin) and groups[0].get("pinned_client_id") == self._pin
+
+    async def _refuse(self, link: AskingLink, floor: int, last: int, place: int) -> bool:
+        """Say no to all that is unacknowledged and not ours; True once the server has heard it."""
+        if self._template is None or last - floor > MOST_REFUSALS:
+            if self._expired_at is None:
+                self._expired_at = link.now + self._durable.ack_wait_seconds * 1.2
+            await self.keep(link)
+            return link.now > self._expired_at
+        for piece in lost_ranges(floor, last, self._tray.sequences, PIECE):
+            subjects = [self._template.of_another(sequence, place) for sequence in piece]
+            refusals = [publication(subject, b"-NAK") for subject in subjects[:-1]]
+            await link.write(b"".join(refusals))
+            # They are heard in their order, so the answer to the last speaks for all.
+            await link.call(subjects[-1], b"-NAK", link.now + ASK_SECONDS)
+        return True
+
+    async def _collect(self, link: AskingLink, claim: int, last: int, expected: int) -> bool:
+        """Take what comes again, until all has, or something new shows that no more will."""
+        until = link.now + ASK_SECONDS
+        before = len(self._tray)
+        while self.claim == claim and self._state == "settling" and link.now < until:
+            got = self._tray.up_to(last)
+            if (not before and got >= expected) or self._tray.beyond(last):
+                return True
+            pull = await self._ask_for(link, max(expected - got, 1), parts=4)
+            await self._end_of(pull)
+            if pull.ended in ("404", "408"):
+                return True
+            if link.lost or self.gone or self._pull is pull:
+                return False
+        return False
+
+    async def _end_of(self, pull: _Pull) -> None:
+        await pull.link.until(lambda: self._pull is not pull, pull.late_at)
+
+    # Yes and no.
+
+    def acknowledged(self, deliveries: Iterable[Delivery]) -> bytes:
+        """The bytes that say yes. A yes from an older claim counts too: it was handled."""
+        said = []
+        for each in deliveries:
+            self._tray.done(each.receipt.sequence)
+            self._touched.pop(each.receipt.sequence, None)
+            said.append(publication(each.receipt.subject, b"+ACK"))
+        return b"".join(said)
+
+    def given_back(self, deliveries: Iterable[Delivery]) -> bytes:
+        """The bytes that say no, in the order of the stream; to what is another's now, nothing."""
+        ours = [each for each in deliveries if each.claim == self.claim]
+        ours.sort(key=lambda each: each.receipt.sequence)
+        said = []
+        for each in ours:
+            self._touched.pop(each.receipt.sequence, None)
+            if self._tray.give_back(each.receipt.sequence):
+                said.append(publication(each.receipt.subject, b"-NAK"))
+        return b"".join(said)
+
+    def extended(self, deliveries: Iterable[Delivery], now: float) -> bytes:
+        """The bytes that ask for more time, also for what has arrived and was not handed out."""
+        if self._state == "waiting":
+            return b""
+        in_hand = {each.receipt.sequence for each in deliveries if each.claim == self.claim}
+        old = now - self._durable.ack_wait_seconds / 4
+        said = []
+        for each in self._tray:
+            number = each.receipt.sequence
+            handled = number in in_hand or self._tray.has_arrived(number)
+            if handled and self._touched.get(number, 0.0) <= old:
+                self._touched[number] = now
+                said.append(publication(each.receipt.subject, b"+WPI"))
+        return b"".join(said)
+
+    async def keep(self, link: AskingLink) -> None:
+        """Keep the pin while there is no room for messages: only a pull does."""
+        if self._pin and self._pull is None and link.now > self._pulled_at + PAUSE_SECONDS:
+            await self._ask_for(link, 1, only_pin=True)
+
+    async def leave(self, link: AskingLink, until: float) -> None:
+        """Give back all, and let go of the pin if it is ours, so that another need not wait.
+
+        The answers come after what was written before them has been read.
+        """
+        refusals = [publication(each.receipt.subject, b"-NAK") for each in self._tray]
+        await link.write(b"".join(refusals))
+        info = await self._durable.info(link, self.stream, until)
+        if self.pins and self._is_pinned(info):
+            name = f"{self.stream}.{self._durable.name}"
+            await link.ask(f"CONSUMER.UNPIN.{name}", {"group": GROUP}, until)
+        self._lose()
