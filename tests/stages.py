@@ -81,7 +81,8 @@ class Stage:
         return [row[0] for row in self.query("SELECT name FROM thing ORDER BY name")]
 
     def clear(self) -> None:
-        for table in ("outbox", "delayed", "held", "archive", "dead_letter", "dedup", "inbox"):
+        tables = ("outbox", "delayed", "held", "archive", "dead_letter", "dedup", "inbox")
+        for table in (*tables, "inbox_held", "seat"):
             if self.query(f"SELECT 1 FROM {{p}}{table} LIMIT 1"):
                 self.query(f"DELETE FROM {{p}}{table}")
         self.query("DELETE FROM {p}meta WHERE name = 'keep_delivered_seconds'")

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 import postroom
 from postroom import alerts, errors, signals
-from postroom.config import AlertSettings, RelaySettings
+from postroom.config import AlertSettings, ConsumerSettings, RelaySettings
 from postroom.databases import sql
 from postroom.databases.kinds import KINDS, WRAPPERS
 from postroom.ops import metrics
@@ -95,8 +95,8 @@ def test_every_room_stands_on_a_floor() -> None:
 def test_importing_postroom_imports_no_driver(line: str) -> None:
     heavy = {
         "sqlalchemy", "asyncpg", "psycopg", "psycopg2", "pymysql", "asyncmy", "aiomysql",
-        "aiosqlite", "nats", "httpcore", "aiobotocore", "botocore", "msgspec", "pydantic", "typer",
-        "rich", "prometheus_client",
+        "aiosqlite", "nats", "confluent_kafka", "redis", "aiormq", "httpcore", "aiobotocore",
+        "botocore", "msgspec", "pydantic", "typer", "rich", "prometheus_client", "opentelemetry",
     }  # fmt: skip
     code = f"{line}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
     loaded = subprocess.run(
@@ -226,6 +226,14 @@ def test_a_setting_of_the_relay_is_explained_with_its_default(setting: Any) -> N
     assert row[1].strip() == str(setting.default)
 
 
+@pytest.mark.parametrize("setting", fields(ConsumerSettings), ids=lambda setting: setting.name)
+def test_a_setting_of_a_consumer_is_explained_with_its_default(setting: Any) -> None:
+    table = page("README.md").partition("| setting of a consumer |")[2]
+    row = re.search(rf"^\| `{setting.name}` \| ([^|]+) \|", table, re.MULTILINE)
+    assert row, setting.name
+    assert row[1].strip() == str(setting.default)
+
+
 def test_settings_of_the_outbox_are_explained() -> None:
     arguments = Outbox.__init__.__kwdefaults__
     for name, default in arguments.items():
@@ -242,7 +250,7 @@ def test_environment_variables_are_explained() -> None:
     named = set()
     for path in MODULES:
         named |= set(re.findall(r"\bPOSTROOM_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))
-    families = ("POSTROOM_RELAY", "POSTROOM_ALERTS")
+    families = ("POSTROOM_RELAY", "POSTROOM_ALERTS", "POSTROOM_BROKERS_", "POSTROOM_CONSUMER")
     named = {name for name in named if not name.startswith(families)}
     named -= {"POSTROOM_DEMO"}  # between the demo and its own processes
     assert [name for name in sorted(named) if f"`{name}`" not in page("README.md")] == []

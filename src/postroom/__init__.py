@@ -1,4 +1,5 @@
-"""Postroom: a committed fact is never lost, never invented, and arrives in order for its key.
+"""Postroom: a committed fact is never lost, never invented, arrives in order for its key, and is
+applied once.
 
 The public names load when first used: importing `postroom` imports no driver and no SQLAlchemy.
 """
@@ -10,34 +11,42 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from postroom import errors
-    from postroom.errors import PostroomError
+    from postroom.errors import PostroomError, Rejected
+    from postroom.inbox.consumer import Consumer
+    from postroom.inbox.handlers import upcast
     from postroom.messages import Draft, Message, message
     from postroom.outbox.publish import Outbox, Published
     from postroom.outbox.relay import Relay
     from postroom.retry import RetryPolicy
 
 __all__ = [
+    "Consumer",
     "Draft",
     "Message",
     "Outbox",
     "PostroomError",
     "Published",
+    "Rejected",
     "Relay",
     "RetryPolicy",
     "__version__",
     "errors",
     "message",
+    "upcast",
 ]
 
 _DOORS = {
+    "Consumer": "postroom.inbox.consumer",
     "Draft": "postroom.messages",
     "Message": "postroom.messages",
     "Outbox": "postroom.outbox.publish",
     "PostroomError": "postroom.errors",
     "Published": "postroom.outbox.publish",
+    "Rejected": "postroom.errors",
     "Relay": "postroom.outbox.relay",
     "RetryPolicy": "postroom.retry",
     "message": "postroom.messages",
+    "upcast": "postroom.inbox.handlers",
 }
 
 

@@ -9,6 +9,12 @@
     [relay.routes]                           # the first pattern that matches a topic wins
     "orders.*" = "nats://…"
 
+    [brokers.nats]                           # options of nats:// brokers, as behind a ? in a URL
+    tls_ca = "/etc/ssl/nats.pem"             # POSTROOM_BROKERS_NATS_TLS_CA
+
+    [consumer]
+    concurrency = 4                          # POSTROOM_CONSUMER_CONCURRENCY
+
     [alerts]
     webhook_url = "https://…"                # POSTROOM_ALERTS_WEBHOOK_URL
 
@@ -33,7 +39,7 @@ from typing import Any, Literal
 from postroom.errors import ConfigurationError
 from postroom.retry import RetryPolicy
 
-__all__ = ["AlertSettings", "RelaySettings", "Routes", "Settings", "load"]
+__all__ = ["AlertSettings", "ConsumerSettings", "RelaySettings", "Routes", "Settings", "load"]
 
 DAY_SECONDS = 86_400
 MIB_BYTES = 1024 * 1024
@@ -42,7 +48,7 @@ FILE_NAME = "postroom.toml"
 _TOP = ("database_url", "broker_url")
 # Zero means "at once" or "never wait" here; everywhere else it could not work.
 _MAY_BE_ZERO = {"keep_delivered_seconds", "keep_dedup_seconds", "keep_dead_seconds"}
-_MAY_BE_ZERO |= {"grace_seconds", "horizon_seconds"}
+_MAY_BE_ZERO |= {"grace_seconds", "horizon_seconds", "handler_seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +86,7 @@ class RelaySettings:
         self._require_order("poll_min_seconds", "poll_max_seconds")
         self._require_order("batch_rows", "in_flight_rows")
         self._require_order("batch_bytes", "in_flight_bytes")
-        if self.on_dead not in ("hold", "continue"):
-            raise ConfigurationError('on_dead must be "hold" or "continue".')
-        if self.retry_jitter not in ("none", "full"):
-            raise ConfigurationError('retry_jitter must be "none" or "full".')
-        if self.log_format not in ("text", "json"):
-            raise ConfigurationError('log_format must be "text" or "json".')
+        _require_words(self)
         self.http_address()
         self.retry()
         if not self.source or len(self.source) > 255:
@@ -93,25 +94,11 @@ class RelaySettings:
 
     def retry(self) -> RetryPolicy:
         """When a refused message is tried again."""
-        try:
-            delays = tuple(float(text) for text in self.retry_delays_seconds.split(","))
-        except ValueError:
-            raise ConfigurationError(
-                "retry_delays_seconds must be numbers with commas between, such as "
-                f'"5, 10, 20", not {self.retry_delays_seconds!r}.'
-            ) from None
-        return RetryPolicy(delays, self.retry_attempts, full_jitter=self.retry_jitter == "full")
+        return _policy(self.retry_attempts, self.retry_delays_seconds, self.retry_jitter)
 
     def http_address(self) -> tuple[str, int] | None:
         """Where health and metrics are served; None: nowhere. A port alone means this machine."""
-        if self.http == "off":
-            return None
-        host, _, port = self.http.rpartition(":")
-        if not port.isdecimal() or int(port) > 65_535:
-            raise ConfigurationError(
-                f'http must be HOST:PORT or a port, such as "127.0.0.1:9464", not {self.http!r}.'
-            )
-        return host.strip("[]") or "127.0.0.1", int(port)
+        return _address(self.http)
 
     def _require_room_for_a_send(self) -> None:
         # A lease is renewed after a third of it; a send begun just before must end within the rest.
@@ -125,6 +112,44 @@ class RelaySettings:
     def _require_order(self, less: str, more: str) -> None:
         if getattr(self, less) > getattr(self, more):
             raise ConfigurationError(f"{less} must not be above {more}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """How a consumer works; every limit and time it has."""
+
+    concurrency: int = 4
+    chunk_rows: int = 200
+    chunk_bytes: int = 4 * MIB_BYTES
+    in_hand_rows: int = 2000
+    in_hand_bytes: int = 32 * MIB_BYTES
+    handler_seconds: float = 60
+    stuck_seconds: float = 60
+    poll_seconds: float = 0.5
+    grace_seconds: float = 20
+    unknown: Literal["refuse", "skip"] = "refuse"
+    on_dead: Literal["hold", "continue"] = "hold"
+    retry_attempts: int = 6
+    retry_delays_seconds: str = "5, 10, 20, 40, 80, 160"
+    retry_jitter: Literal["none", "full"] = "none"
+    http: str = "off"
+    log_format: Literal["text", "json"] = "text"
+
+    def __post_init__(self) -> None:
+        _require_numbers(self)
+        if self.unknown not in ("refuse", "skip"):
+            raise ConfigurationError('unknown must be "refuse" or "skip".')
+        _require_words(self)
+        _address(self.http)
+        self.retry()
+
+    def retry(self) -> RetryPolicy:
+        """When a message whose handler failed is tried again."""
+        return _policy(self.retry_attempts, self.retry_delays_seconds, self.retry_jitter)
+
+    def http_address(self) -> tuple[str, int] | None:
+        """Where health and metrics are served; None: nowhere. A port alone means this machine."""
+        return _address(self.http)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +205,8 @@ class Settings:
     relay: RelaySettings = field(default_factory=RelaySettings)
     routes: Routes = field(default_factory=Routes)
     alerts: AlertSettings = field(default_factory=AlertSettings)
+    brokers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    consumer: ConsumerSettings = field(default_factory=ConsumerSettings)
 
     def require_database(self) -> str:
         """The database URL, or an error that says where to put one."""
@@ -206,6 +233,7 @@ def load(
     broker_url: str | None = None,
     config: str | None = None,
     relay: Mapping[str, Any] | None = None,
+    consumer: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
     base: Mapping[str, Any] | None = None,
 ) -> Settings:
@@ -219,7 +247,9 @@ def load(
         document |= _read_file(named)
     relay_table = dict(_table(document, "relay"))
     alerts_table = dict(_table(document, "alerts"))
+    consumer_table = dict(_table(document, "consumer"))
     routes = _table(relay_table, "routes")
+    brokers = _broker_options(_table(document, "brokers"), environ)
     _require_known("setting", document, _TOP)
     top = {name: _text(name, value) for name, value in document.items()}
     top |= {n: environ[v] for n in _TOP if environ.get(v := f"POSTROOM_{n.upper()}")}
@@ -228,6 +258,7 @@ def load(
 
     relay_table = _merged("relay", RelaySettings, relay_table, environ, relay or {})
     alerts_table = _merged("alerts", AlertSettings, alerts_table, environ, {})
+    consumer_table = _merged("consumer", ConsumerSettings, consumer_table, environ, consumer or {})
 
     patterns = tuple((pattern, _text(pattern, url)) for pattern, url in routes.items())
     return Settings(
@@ -236,12 +267,14 @@ def load(
         relay=RelaySettings(**relay_table),
         routes=Routes(patterns, top.get("broker_url")),
         alerts=AlertSettings(**alerts_table),
+        brokers=brokers,
+        consumer=ConsumerSettings(**consumer_table),
     )
 
 
 def _merged(
     room: str,
-    kind: type[RelaySettings | AlertSettings],
+    kind: type[RelaySettings | AlertSettings | ConsumerSettings],
     table: dict[str, Any],
     environ: Mapping[str, str],
     options: Mapping[str, Any],
@@ -263,6 +296,32 @@ def _merged(
     return table
 
 
+def _broker_options(
+    tables: dict[str, Any], environ: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """Options by scheme. Which of them there are is known to each broker alone."""
+    found: dict[str, dict[str, str]] = {}
+    for scheme in list(tables):
+        options = _table(tables, scheme, f"brokers.{scheme}")
+        found[scheme] = {name: _option(scheme, name, value) for name, value in options.items()}
+    prefix = "POSTROOM_BROKERS_"
+    for variable, value in environ.items():
+        if variable.startswith(prefix):
+            scheme, _, name = variable[len(prefix) :].lower().partition("_")
+            if not name:
+                raise ConfigurationError(f"{variable} names no option: write {variable}_OPTION.")
+            found.setdefault(scheme, {})[name] = value
+    return found
+
+
+def _option(scheme: str, name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        raise ConfigurationError(f"{name} in [brokers.{scheme}] must be text or a number.")
+    return str(value)
+
+
 def _read_file(named: str | None) -> dict[str, Any]:
     path = Path(named or FILE_NAME)
     try:
@@ -277,10 +336,10 @@ def _read_file(named: str | None) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not valid TOML: {error}.") from None
 
 
-def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
+def _table(document: dict[str, Any], name: str, path: str | None = None) -> dict[str, Any]:
     table = document.pop(name, {})
     if not isinstance(table, dict):
-        raise ConfigurationError(f"{name} in {FILE_NAME} must be a table: [{name}].")
+        raise ConfigurationError(f"{name} in {FILE_NAME} must be a table: [{path or name}].")
     return table
 
 
@@ -310,7 +369,38 @@ def _number(variable: str, text: str, kind: str) -> Any:
         raise ConfigurationError(f"{variable} must be {whole}.") from None
 
 
-def _require_numbers(settings: RelaySettings | AlertSettings) -> None:
+def _policy(attempts: int, delays: str, jitter: str) -> RetryPolicy:
+    try:
+        seconds = tuple(float(text) for text in delays.split(","))
+    except ValueError:
+        raise ConfigurationError(
+            "retry_delays_seconds must be numbers with commas between, such as "
+            f'"5, 10, 20", not {delays!r}.'
+        ) from None
+    return RetryPolicy(seconds, attempts, full_jitter=jitter == "full")
+
+
+def _address(http: str) -> tuple[str, int] | None:
+    if http == "off":
+        return None
+    host, _, port = http.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise ConfigurationError(
+            f'http must be HOST:PORT or a port, such as "127.0.0.1:9464", not {http!r}.'
+        )
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _require_words(settings: RelaySettings | ConsumerSettings) -> None:
+    if settings.on_dead not in ("hold", "continue"):
+        raise ConfigurationError('on_dead must be "hold" or "continue".')
+    if settings.retry_jitter not in ("none", "full"):
+        raise ConfigurationError('retry_jitter must be "none" or "full".')
+    if settings.log_format not in ("text", "json"):
+        raise ConfigurationError('log_format must be "text" or "json".')
+
+
+def _require_numbers(settings: RelaySettings | AlertSettings | ConsumerSettings) -> None:
     for spec in fields(settings):
         if spec.type in ("int", "float"):
             _require_number(spec.name, getattr(settings, spec.name), whole=spec.type == "int")

@@ -22,7 +22,8 @@ T = TypeVar("T")
 class Statement(NamedTuple):
     """One named query of a room with its values, or with many rows of values at once.
 
-    Many rows come as mappings, or as one sequence of values for each column.
+    Many rows come as mappings, or as one sequence of values for each column. `text` is carried out
+    in place of a query of the room's: about tables whose names only the caller knows.
     """
 
     room: str
@@ -30,6 +31,7 @@ class Statement(NamedTuple):
     values: Mapping[str, Value] | None = None
     many: Sequence[Mapping[str, Value]] | None = None
     columns: Mapping[str, Sequence[Value]] | None = None
+    text: str | None = None
 
 
 Flow: TypeAlias = Generator[Statement, Rows, T]

@@ -103,13 +103,13 @@ async def test_what_the_scripts_make_is_what_is_there(database_url: str) -> None
 async def test_the_printed_script_installs_too(database_url: str, raw: Raw) -> None:
     raw.script(migrate.sql(raw.dialect))
     assert await migrate.check(database_url) == []
-    assert await migrate.install(database_url) == migrate.Change(2, 2)
+    assert await migrate.install(database_url) == migrate.Change(3, 3)
     assert migrate.sql(raw.dialect, from_version=schema.newest(raw.dialect)) == ""
 
 
 async def test_downgrade_removes_everything(database_url: str, raw: Raw) -> None:
     await migrate.install(database_url)
-    assert await migrate.downgrade(database_url, 0) == migrate.Change(2, 0)
+    assert await migrate.downgrade(database_url, 0) == migrate.Change(3, 0)
     assert await migrate.version(database_url) == 0
     [problem] = await migrate.check(database_url)
     assert "postroom db install" in problem
@@ -139,16 +139,21 @@ async def test_downgrade_keeps_undelivered_messages(
     with pytest.raises(Refused, match=table):
         await migrate.downgrade(database_url, 0)
     assert await migrate.check(database_url) == []
-    assert await migrate.downgrade(database_url, 0, force=True) == migrate.Change(2, 0)
+    assert await migrate.downgrade(database_url, 0, force=True) == migrate.Change(3, 0)
 
 
-@pytest.mark.parametrize("table", ["inbox", "job"])
+@pytest.mark.parametrize("table", ["inbox", "job", "inbox_held"])
 async def test_downgrade_keeps_what_only_the_newer_tables_hold(
     database_url: str, raw: Raw, table: str
 ) -> None:
     await migrate.install(database_url)
     if table == "inbox":
         raw.run("INSERT INTO {p}inbox (consumer, message_id) VALUES ('billing', 'm')")
+    elif table == "inbox_held":
+        raw.run(
+            "INSERT INTO {p}inbox_held (consumer, message_id, topic, type, content_type, payload,"
+            " size) VALUES ('billing', 'm', 't', 'x', 'text/plain', '', 0)"
+        )
     else:
         raw.run(
             "INSERT INTO {p}job (id, kind, state, wish, total, who) VALUES"
@@ -157,10 +162,10 @@ async def test_downgrade_keeps_what_only_the_newer_tables_hold(
     with pytest.raises(Refused, match=table):
         await migrate.downgrade(database_url, 1)
     assert await migrate.check(database_url) == []
-    assert await migrate.downgrade(database_url, 1, force=True) == migrate.Change(2, 1)
+    assert await migrate.downgrade(database_url, 1, force=True) == migrate.Change(3, 1)
     [problem] = await migrate.check(database_url)
     assert "postroom db upgrade" in problem
-    assert await migrate.upgrade(database_url) == migrate.Change(1, 2)
+    assert await migrate.upgrade(database_url) == migrate.Change(1, 3)
     assert await migrate.check(database_url) == []
 
 
@@ -248,7 +253,7 @@ def test_four_processes_install_at_once(database_url: str) -> None:
         installer.stdin.flush()
     answers = [installer.communicate(timeout=60) for installer in installers]
     assert [installer.returncode for installer in installers] == [0] * 4, answers
-    assert all("after=2" in out for out, _ in answers)
+    assert all("after=3" in out for out, _ in answers)
     assert asyncio.run(migrate.check(database_url)) == []
 
 
@@ -394,6 +399,14 @@ ALLOWED = {
         "UPDATE {p}held SET attempts = 2",
         "SELECT postroom.make_archive_days(7)",
     ],
+    "consumer": [
+        MESSAGE,
+        "INSERT INTO {p}inbox (consumer, message_id) VALUES ('billing', 'm')",
+        "UPDATE {p}inbox_held SET attempts = 2",
+        "DELETE FROM {p}inbox_held",
+        "SELECT owner FROM {p}seat LOCK IN SHARE MODE",
+        "UPDATE {p}dead_letter SET state = 'resolved' WHERE source = 'consumer:billing'",
+    ],
     "operator": [
         MESSAGE,
         "SELECT payload FROM {p}outbox",
@@ -422,6 +435,13 @@ DENIED = {
         "DELETE FROM {p}lane",
         "DROP TABLE {p}outbox",
     ],
+    "consumer": [
+        "SELECT payload FROM {p}outbox",
+        "DELETE FROM {p}outbox",
+        "DELETE FROM {p}dead_letter",
+        "UPDATE {p}lane SET paused = true",
+        "DROP TABLE {p}inbox",
+    ],
     "operator": [
         "DELETE FROM {p}audit",
         "UPDATE {p}audit SET who = 'you'",
@@ -431,7 +451,7 @@ DENIED = {
 }
 
 
-@pytest.mark.parametrize("role", ["publisher", "relay", "operator"])
+@pytest.mark.parametrize("role", ["publisher", "relay", "consumer", "operator"])
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 async def test_roles_may_do_their_work_and_no_more(
     request: pytest.FixtureRequest, kind: str, role: str
@@ -459,6 +479,7 @@ async def test_roles_may_do_their_work_and_no_more(
 
 
 ROOMS = {
+    "postroom.inbox": "consumer",
     "postroom.outbox.writing": "publisher",
     "postroom.outbox": "relay",
     "postroom.dead_letters": "operator",

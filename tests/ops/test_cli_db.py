@@ -39,7 +39,7 @@ def test_life_of_a_schema(database_url: str, here: Here, monkeypatch: pytest.Mon
 
     installed = db("install")
     assert (installed.returncode, installed.stderr) == (0, "")
-    assert "installed, schema version 2" in installed.stdout
+    assert "installed, schema version 3" in installed.stdout
     again = db("install", "--json")
     assert json.loads(again.stdout)["before"] == 2
     assert (again.returncode, again.stderr) == (0, "")

@@ -1,5 +1,6 @@
 """`postroom doctor`: all is well on a good day, and each planted trouble is named with a remedy."""
 
+import asyncio
 import json
 import time
 import uuid
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 import receivers
 from commands import Here
@@ -16,11 +18,12 @@ from helpers import eventually_async
 from postroom.brokers import memory
 from postroom.config import RelaySettings, Routes
 from postroom.databases import migrate
+from postroom.errors import ConfigurationError
 from postroom.messages import new_id
 from postroom.ops import doctor_servers
 from postroom.ops.doctor import Limits, examine
 from postroom.outbox.relay import Relay
-from servers import MariaDBServer, PgBouncerServer, PostgresServer
+from servers import MariaDBServer, NatsServer, PgBouncerServer, PostgresServer
 
 DAY = 86_400
 QUICK: dict[str, Any] = {"lease_seconds": 6, "send_timeout_seconds": 1}
@@ -404,3 +407,35 @@ async def test_a_pooler_in_transaction_mode_is_named(
     ((level, text),) = await pooler(notify_url=direct)
     assert (level, text) == ("ok", "a pooler stands between, its mode is transaction")
     postgres.drop_database(name)
+
+
+# ── what a broker says of itself ───────────────────────────────────────────────────────────────
+
+
+async def test_a_brokers_own_word_about_its_topology(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    house = House(f"sqlite:///{tmp_path}/app.db")
+    await asyncio.to_thread(house.install)
+    topic, named = f"t{new_id()}", f"n{new_id()}"
+    house.publish("x")
+    house.sql("UPDATE {p}outbox SET topic = %s", topic)
+    routes = Routes(((named, nats_server.url), ("other.*", "stdout://")), nats_server.url)
+
+    async def topology(**brokers: Any) -> list[tuple[str, str]]:
+        checks = await examine(house.url, RelaySettings(), routes, Limits(), brokers)
+        return [(one.level, one.text) for one in checks if one.name == "topology"]
+
+    told = await topology()
+    assert [level for level, _ in told] == ["warning"] * 2
+    for each in (topic, named):
+        assert any(f"no JetStream stream captures subject {each}" in text for _, text in told)
+    async with await nats.connect(nats_server.url) as client:
+        await client.jetstream().add_stream(name=topic, subjects=[topic, named], max_age=600)
+        told = await topology()
+        assert any("deletes messages after 10 minutes" in text for _, text in told)
+        assert not any("no JetStream stream" in text for _, text in told)
+        await client.jetstream().delete_stream(topic)
+    house.close()
+    with pytest.raises(ConfigurationError, match="'speed' is not an option of nats"):
+        await topology(nats={"speed": "1"})

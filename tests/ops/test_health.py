@@ -25,8 +25,8 @@ from helpers import eventually, eventually_async
 from postroom import Relay
 from postroom.databases import migrate
 from postroom.ops.health import asgi, serve
-from postroom.outbox import vitals as vitals_module
-from postroom.outbox.vitals import Vitals
+from postroom.worker import vitals as vitals_module
+from postroom.worker.vitals import Vitals
 from servers import MariaDBServer, NatsServer, PostgresServer
 
 STUCK = """
@@ -260,7 +260,7 @@ async def test_a_broker_that_does_not_let_go_is_noticed(
 
 def test_who_waits_for_the_database_is_not_stuck() -> None:
     now = 100.0
-    vitals = Vitals(lambda: now)
+    vitals = Vitals(clock=lambda: now)
 
     class Link:
         lost = False

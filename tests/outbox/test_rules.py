@@ -13,13 +13,13 @@ from helpers_messages import make_message, make_messages
 from postroom import signals
 from postroom.brokers.base import DELIVERED, Outcome, Permanent, Transient, Unknown
 from postroom.config import Routes
+from postroom.dead_letters.rules import HISTORY_ENTRIES
 from postroom.errors import ConfigurationError
 from postroom.messages import LANES, Message
 from postroom.outbox.relay import Relay
 from postroom.outbox.rules import (
     DEATHS_ALONE,
     ERROR_CHARACTERS,
-    HISTORY_ENTRIES,
     SETTLED,
     Breaker,
     Bury,

@@ -20,6 +20,10 @@ ORDER = "tests/outbox/test_relay_order.py::"
 SUSPECTS = "tests/outbox/test_relay_suspects.py::"
 ADDRESSES = "tests/brokers/test_webhook_addresses.py::"
 LATE = "tests/outbox/test_relay_late.py::"
+RECEIVING = "tests/brokers/test_receiving.py::"
+CONSUMER = "tests/inbox/test_consumer.py::"
+HANDLERS = "tests/inbox/test_failures.py::"
+SEATS = "tests/inbox/test_seats.py::"
 
 
 def on(test: str, *cases: str) -> tuple[str, ...]:
@@ -222,6 +226,52 @@ BUGS: dict[str, Bug] = {
     "webhook_resolved_twice": Bug(
         "the address of a webhook is checked, and then asked for once more to connect to",
         (f"{ADDRESSES}test_the_address_that_was_checked_is_the_one_connected_to",),
+    ),
+    "take_over_at_once": Bug(
+        "a receiver of NATS that takes over hands out what is new before what the other left",
+        (
+            *on(f"{RECEIVING}test_a_killed_process_gives_back_what_it_had", "nats"),
+            *on(
+                f"{RECEIVING}test_a_frozen_process_is_taken_over_and_comes_back_with_a_greater"
+                "_claim",
+                "nats",
+            ),
+        ),
+    ),
+    "given_back_is_passed": Bug(
+        "later messages of a stream are handed out while earlier ones are on their way back",
+        ("tests/brokers/test_nats_receiving.py::test_a_tray_waits_for_what_comes_back",),
+    ),
+    "claim_never_grows": Bug(
+        "a consumer cannot tell what came before another had its source from what came after",
+        on(f"{RECEIVING}test_a_server_killed_while_receiving_costs_no_message", "nats"),
+    ),
+    "inbox_forgets": Bug(
+        "a message that comes again is handled again",
+        on(f"{CONSUMER}test_what_comes_again_is_skipped", *ALL),
+    ),
+    "effect_in_a_second_transaction": Bug(
+        "the inbox's row commits before its effect, which a failure then loses",
+        on(f"{CONSUMER}test_a_failure_takes_the_inboxs_row_along", *ALL),
+    ),
+    "acknowledged_before_commit": Bug(
+        "the broker has its yes before the effect is committed",
+        on(f"{CONSUMER}test_nothing_is_acknowledged_before_its_commit", *ALL),
+    ),
+    "seat_not_checked": Bug(
+        "a process that wakes up late applies what another was given meanwhile",
+        on(f"{SEATS}test_what_came_under_an_older_epoch_is_void", *ALL),
+    ),
+    "parked_key_passed": Bug(
+        "a later message of a key is handled while an earlier one waits to be tried again",
+        on(f"{HANDLERS}test_only_the_one_that_fails_fails", *ALL),
+    ),
+    "content_not_compared": Bug(
+        "the same id with other content is skipped in silence",
+        on(
+            f"{HANDLERS}test_the_same_id_with_other_content_is_buried_and_not_skipped",
+            *ALL,
+        ),
     ),
 }
 

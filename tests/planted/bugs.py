@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -11,10 +11,17 @@ from typing import Any
 from postroom import messages
 from postroom.brokers import webhook_net
 from postroom.brokers.base import Outcome, Permanent, Transient, Unknown
+from postroom.brokers.nats_source import Source
+from postroom.brokers.nats_tray import Tray
 from postroom.databases import sql
 from postroom.databases.sql import Prepared
 from postroom.dead_letters import store as letters
 from postroom.flow import Flow, Value
+from postroom.inbox.rules import Letter
+from postroom.inbox.store import Opened, Seat
+from postroom.inbox.store import Store as InboxStore
+from postroom.inbox.transactions import AsyncTransaction
+from postroom.inbox.working import Worker
 from postroom.messages import Message
 from postroom.ops import cli_relay
 from postroom.outbox import lane as lanes
@@ -120,8 +127,8 @@ def application_clock() -> None:
 
 
 def reaper_without_fence() -> None:
-    def take(id: str, done: str) -> Flow[list[letters.Letter]]:
-        found = yield from letters._letters(id)
+    def take(id: str, done: str, source: str | None) -> Flow[list[letters.Letter]]:
+        found = yield from letters._letters(id, source)
         yield from letters.lock_lanes([letter.lane for letter in found])
         return [letter for letter in found if letter.state == "dead"]
 
@@ -318,3 +325,91 @@ def webhook_resolved_twice() -> None:
         return found
 
     webhook_net.GuardedBackend.addresses = checked_and_asked_again
+
+
+# ── Receiving ──────────────────────────────────────────────────────────────────────────────────
+
+
+def take_over_at_once() -> None:
+    async def settle_nothing(self: Source, link: Any) -> None:
+        self._state = "owned"
+
+    Source._settle = settle_nothing  # type: ignore[method-assign]
+
+
+def given_back_is_passed() -> None:
+    def give_back(self: Tray, sequence: int) -> bool:
+        return self._hand.pop(sequence, None) is not None
+
+    Tray.give_back = give_back  # type: ignore[method-assign]
+
+
+def claim_never_grows() -> None:
+    begin = Source._begin_claim
+
+    def begin_again(self: Source) -> None:
+        begin(self)
+        self.claim = 1
+
+    Source._begin_claim = begin_again  # type: ignore[method-assign]
+
+
+# ── Consumers ──────────────────────────────────────────────────────────────────────────────────
+
+
+def inbox_forgets() -> None:
+    def claim(self: InboxStore, letters: Sequence[Letter], opened: Opened) -> Flow[list[Letter]]:
+        yield from claimed(self, letters, opened)
+        opened.duplicates.clear()
+        return list(letters)
+
+    claimed = InboxStore._claim
+    InboxStore._claim = claim  # type: ignore[method-assign]
+
+
+def seat_not_checked() -> None:
+    def enter(
+        self: InboxStore, letters: Sequence[Letter], seats: Iterable[Seat], opened: Opened
+    ) -> Flow[Sequence[Letter]]:
+        yield from entered(self, letters, [], opened)
+        return letters
+
+    entered = InboxStore._enter
+    InboxStore._enter = enter  # type: ignore[method-assign]
+
+
+def parked_key_passed() -> None:
+    def waiting(self: InboxStore, letters: Sequence[Letter]) -> Flow[set[Any]]:
+        yield from waited(self, letters)
+        return set()
+
+    waited = InboxStore._waiting
+    InboxStore._waiting = waiting  # type: ignore[method-assign]
+
+
+def acknowledged_before_commit() -> None:
+    def opened(self: Worker, letters: Sequence[Letter]) -> Any:
+        self.desk.acknowledge(letters)
+        return (yield from first(self, letters))
+
+    first = Worker._open
+    Worker._open = opened  # type: ignore[method-assign]
+
+
+def content_not_compared() -> None:
+    def changed(self: Letter) -> Letter:
+        return self
+
+    Letter.changed = changed  # type: ignore[method-assign]
+
+
+def effect_in_a_second_transaction() -> None:
+    """The inbox's row is committed before the handler runs."""
+
+    async def call(self: AsyncTransaction, function: Any) -> None:
+        await self.commit()
+        await self.connection.begin()
+        await first(self, function)
+
+    first = AsyncTransaction.call
+    AsyncTransaction.call = call  # type: ignore[method-assign]

@@ -44,6 +44,7 @@ __all__ = [
 ROLES = {
     "publisher": "postroom_publisher",
     "relay": "postroom_relay",
+    "consumer": "postroom_consumer",
     "operator": "postroom_operator",
 }
 LANES = 16
@@ -171,7 +172,7 @@ def sql(dialect: str, from_version: int = 0) -> str:
 
 
 def grants(dialect: str, names: Mapping[str, str] | None = None) -> str:
-    """The script that makes the three roles; `names` may name them otherwise than `ROLES`."""
+    """The script that makes the four roles; `names` may name them otherwise than `ROLES`."""
     _require_dialect(dialect)
     unknown = set(names or {}) - set(ROLES)
     if unknown:

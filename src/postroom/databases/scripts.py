@@ -37,6 +37,7 @@ _PRECIOUS: dict[int, tuple[Loss, ...]] = {
         Loss("inbox", "records of what consumers have handled", "prune them when they are old"),
         Loss("job", "unfinished jobs", "finish them with `postroom dead redrive --resume`"),
     ),
+    3: (Loss("inbox_held", "messages that consumers have not handled", "let the consumers run"),),
 }
 
 

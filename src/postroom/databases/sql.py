@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 
     from postroom.flow import Value
 
-__all__ = ["DIALECTS", "Prepared", "has_query", "prepare", "query_names", "query_text", "split"]
+__all__ = [
+    "DIALECTS",
+    "Prepared",
+    "has_query",
+    "prepare",
+    "prepare_text",
+    "query_names",
+    "query_text",
+    "split",
+]
 
 DIALECTS = ("postgresql", "mysql", "sqlite")
 
@@ -120,6 +129,12 @@ def prepare(room: str, dialect: str, name: str, style: str) -> tuple[Prepared, .
     parameters end in `_list` there.
     """
     return tuple(_render(text, dialect, style) for text in split(query_text(room, dialect, name)))
+
+
+@lru_cache(maxsize=1000)
+def prepare_text(text: str, dialect: str, style: str) -> tuple[Prepared, ...]:
+    """`prepare` for statements that stand in no file."""
+    return tuple(_render(part, dialect, style) for part in split(text))
 
 
 def _render(text: str, dialect: str, style: str) -> Prepared:

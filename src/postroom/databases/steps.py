@@ -54,7 +54,10 @@ def _rendered(statement: Statement, manner: Manner) -> list[Step]:
         return [_many(statement, statement.many, manner)] if statement.many else []
     if statement.columns is not None:
         return [_columns(statement, statement.columns, manner)]
-    parts = sql.prepare(statement.room, manner.dialect, statement.name, manner.style)
+    if statement.text is not None:
+        parts = sql.prepare_text(statement.text, manner.dialect, manner.style)
+    else:
+        parts = sql.prepare(statement.room, manner.dialect, statement.name, manner.style)
     values = statement.values or {}
     lone = len(parts) == 1
     return [Step(*part.bind(manner.dialect, values), lone=lone) for part in parts]

@@ -26,7 +26,7 @@ from postroom.signals import redact
 if TYPE_CHECKING:
     from postroom.databases.urls import Target
 
-__all__ = ["explain"]
+__all__ = ["explain", "is_conflict"]
 
 _REFUSED = "Nothing listens at {safe}; check the address and that the server is running."
 _NO_NAME = "The host name of {safe} cannot be found; check its spelling and the network."
@@ -57,6 +57,7 @@ _NO_OPTION = "The pooler at {safe} refuses an option of the URL ({text}); leave 
 _NO_SERVER = "The pooler at {safe} has no server to offer: {text}."
 
 _Verdict = tuple[type[PostroomError], str]
+_CONFLICTS = {"40001", "40P01", "55P03"}
 
 _SQLSTATES: dict[str, _Verdict] = {
     "28": (ConfigurationError, _LOGIN),
@@ -140,6 +141,23 @@ def explain(error: BaseException, target: Target) -> PostroomError:
     if any(isinstance(link, OSError) or _is_connection_error(link) for link in chain):
         return Unreachable(f"{target.safe} cannot be used: {_text(chain[-1], target)}.")
     return PostroomError(f"{target.safe} answered: {_text(chain[-1], target)}.")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the database let another transaction go first: a deadlock, a lock not got in time, a
+    transaction that could not be put in order, or tables that were changed under a statement that
+    was prepared before. The same work may go through at another try."""
+    for link in _chain(error):
+        if type(link).__name__ == "InvalidCachedStatementError":  # asyncpg's
+            return True
+        if _library(link) in ("asyncmy", "aiomysql", "pymysql", "MySQLdb"):
+            if link.args and link.args[0] in (1205, 1213, 1020):
+                return True
+        elif _library(link) == "sqlite3":
+            return "locked" in str(link)
+        elif (getattr(link, "sqlstate", None) or getattr(link, "pgcode", None)) in _CONFLICTS:
+            return True
+    return False
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

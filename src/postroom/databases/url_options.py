@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from postroom.errors import ConfigurationError
 
-__all__ = ["Offers", "mysql", "postgresql", "says_pooled", "sqlite"]
+__all__ = ["Offers", "mysql", "postgresql", "pymysql", "says_pooled", "sqlite"]
 
 CONNECT_TIMEOUT_SECONDS = 10
 
@@ -136,6 +136,14 @@ def mysql(options: dict[str, str]) -> Offers:
         return {"asyncmy": asyncmy, "aiomysql": aiomysql}
     why = "aiomysql goes on without TLS when the server offers none"
     return {"asyncmy": {**asyncmy, "ssl": context}, "aiomysql": why}
+
+
+def pymysql(offers: Offers) -> dict[str, Any]:
+    """The same for PyMySQL, which keeps its own time."""
+    asyncmy = offers["asyncmy"]
+    assert isinstance(asyncmy, dict)
+    asyncmy = {name: value for name, value in asyncmy.items() if name != "async_creator_fn"}
+    return {**asyncmy, "connect_timeout": CONNECT_TIMEOUT_SECONDS}
 
 
 def _within(seconds: int, driver: str) -> Callable[..., Awaitable[Any]]:

@@ -8,7 +8,7 @@ options. No password enters an error or `Target.safe`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from postroom.errors import ConfigurationError, MissingDriver
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-__all__ = ["Target", "resolve"]
+__all__ = ["Target", "resolve", "resolve_for_threads"]
 
 _EXAMPLES = {
     "postgresql": "postgresql://user@localhost:5432/app",
@@ -39,7 +39,7 @@ _KNOWN_DRIVERS = {
     "mysql": {"pymysql", "mysqldb", "mysqlclient", "aiomysql", "asyncmy"},
     "sqlite": {"aiosqlite", "pysqlite"},
 }
-_PIP_EXTRAS = {"asyncpg": "asyncpg", "psycopg": "psycopg", "asyncmy": "mysql"}
+_PIP_EXTRAS = {"asyncpg": "asyncpg", "psycopg": "psycopg", "asyncmy": "mysql", "pymysql": "mysql"}
 
 _URL = re.compile(
     r"""(?P<scheme>[A-Za-z][A-Za-z0-9_+.-]*)://
@@ -112,6 +112,19 @@ def resolve(url: str) -> Target:
     if parts.dialect == "mysql":
         return _mysql(parts)
     return _postgresql(parts)
+
+
+def resolve_for_threads(url: str) -> Target:
+    """The same database by a synchronous driver: what `create_engine` takes, for use in threads."""
+    parts = _parse(url)
+    if parts.dialect == "sqlite":
+        target = _sqlite(parts)
+        connect_args = {k: v for k, v in target.connect_args.items() if k != "async_creator_fn"}
+        by_sqlite3 = target.url.set(drivername="sqlite+pysqlite")
+        return replace(target, url=by_sqlite3, connect_args=connect_args)
+    if parts.dialect == "mysql":
+        return _mysql(parts, for_threads=True)
+    return _postgresql(parts, for_threads=True)
 
 
 def _parse(url: str) -> _Parts:
@@ -196,10 +209,13 @@ def _create(*args: Any, **kwargs: Any) -> URL:
 # PostgreSQL.
 
 
-def _postgresql(parts: _Parts) -> Target:
+def _postgresql(parts: _Parts, *, for_threads: bool = False) -> Target:
     _merge_libpq_names(parts)
     pooled = url_options.says_pooled(parts.options)
-    driver, connect_args = _choose(parts, url_options.postgresql(parts.options))
+    offers = url_options.postgresql(parts.options)
+    if for_threads:
+        offers = {"psycopg": offers["psycopg"]}
+    driver, connect_args = _choose(parts, offers)
     host: str | None = None
     port: int | None = None
     query: dict[str, str] = {}
@@ -239,14 +255,17 @@ def _merge_libpq_names(parts: _Parts) -> None:
 # MariaDB and MySQL.
 
 
-def _mysql(parts: _Parts) -> Target:
+def _mysql(parts: _Parts, *, for_threads: bool = False) -> Target:
     if not parts.database:
         raise ConfigurationError(
             f"The database URL names no database; write it like {_EXAMPLES['mysql']}."
         )
     if len(parts.hosts) > 1:
         raise ConfigurationError("A MariaDB or MySQL URL takes one host.")
-    driver, connect_args = _choose(parts, url_options.mysql(parts.options))
+    offers = url_options.mysql(parts.options)
+    if for_threads:
+        offers = {"pymysql": url_options.pymysql(offers)}
+    driver, connect_args = _choose(parts, offers)
     if parts.password and not parts.password.isascii():
         # The drivers would send it in Latin-1; servers hash what their clients typed, UTF-8.
         connect_args["password"] = parts.password.encode().decode("latin-1")

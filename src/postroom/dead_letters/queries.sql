@@ -1,8 +1,10 @@
 -- name: where_is
--- More than one where a publisher chose the same id twice: a letter each, told by its position.
-SELECT lane, position, CAST(holds_key AS int), topic, key, state FROM postroom.dead_letter
- WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
- ORDER BY lane, position
+-- More than one where a publisher chose the same id twice, told by its position, and where several
+-- consumers could not handle a message, told by their source.
+SELECT lane, position, CAST(holds_key AS int), topic, key, state, source
+  FROM postroom.dead_letter
+ WHERE id = CAST(CAST(:id AS text) AS uuid) AND (CAST(:source AS text) IS NULL OR source = CAST(:source AS text))
+ ORDER BY source, lane, position
 
 -- name: lock_lane
 -- Waits for a settle under way, and keeps the next one waiting until we commit.
@@ -35,14 +37,14 @@ SELECT lane, position, id, topic, key, type, aggregate_type, aggregate_id, conte
 -- name: queue
 UPDATE postroom.dead_letter
    SET state = 'queued', redrives = redrives + 1, retried_at = clock_timestamp()
- WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
+ WHERE source = :source AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
 
 -- name: drop_held
 DELETE FROM postroom.held WHERE lane = :lane AND position = :position AND blocked
 
 -- name: discard
 UPDATE postroom.dead_letter SET state = 'discarded', note = :note, ended_at = clock_timestamp()
- WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
+ WHERE source = :source AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
 
 -- name: audit
 INSERT INTO postroom.audit (who, what, subject, why) VALUES (:who, :what, :subject, :why)
@@ -50,19 +52,20 @@ INSERT INTO postroom.audit (who, what, subject, why) VALUES (:who, :what, :subje
 -- name: list
 -- Newest first, a page at a time: past the last one of the page before.
 SELECT CAST(id AS text), topic, key, type, state, error_code, error, attempts, redrives,
-       CAST(holds_key AS int), CAST(extract(epoch FROM died_at) * 1000000 AS bigint)
+       CAST(holds_key AS int), CAST(extract(epoch FROM died_at) * 1000000 AS bigint),
+       source
   FROM postroom.dead_letter
- WHERE state = :state
+ WHERE state = :state AND (CAST(:source AS text) IS NULL OR source = CAST(:source AS text))
  ORDER BY died_at DESC, id DESC LIMIT CAST(:rows AS bigint)
 
 -- name: show
 SELECT CAST(id AS text), topic, key, type, state, error_code, error, attempts, redrives,
-       CAST(holds_key AS int), CAST(extract(epoch FROM died_at) * 1000000 AS bigint),
+       CAST(holds_key AS int), CAST(extract(epoch FROM died_at) * 1000000 AS bigint), source,
        aggregate_type, aggregate_id, content_type, headers, payload, history, note, lane, position,
        CAST(extract(epoch FROM created_at) * 1000000 AS bigint)
   FROM postroom.dead_letter
- WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
- ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, lane, position
+ WHERE id = CAST(CAST(:id AS text) AS uuid) AND (CAST(:source AS text) IS NULL OR source = CAST(:source AS text))
+ ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, source, lane, position
 
 -- name: disarm
 -- Only the head of a key has a next attempt, and there may be a new head now.

@@ -1,9 +1,12 @@
 -- What SQLite says differently. Its writers take turns, so there is no row to lock.
 
 -- name: where_is
-SELECT lane, position, holds_key, topic, key, state FROM postroom_dead_letter
- WHERE source = 'outbox' AND id = :id
- ORDER BY lane, position
+-- More than one where a publisher chose the same id twice, told by its position, and where several
+-- consumers could not handle a message, told by their source.
+SELECT lane, position, holds_key, topic, key, state, source
+  FROM postroom_dead_letter
+ WHERE id = :id AND (:source IS NULL OR source = :source)
+ ORDER BY source, lane, position
 
 -- name: lock_lane
 SELECT lane FROM postroom_lane WHERE lane = :lane
@@ -31,25 +34,27 @@ SELECT lane, position, id, topic, key, type, aggregate_type, aggregate_id, conte
 -- name: queue
 UPDATE postroom_dead_letter
    SET state = 'queued', redrives = redrives + 1, retried_at = NOW_US
- WHERE source = 'outbox' AND id = :id AND position = :position
+ WHERE source = :source AND id = :id AND position = :position
 
 -- name: discard
 UPDATE postroom_dead_letter SET state = 'discarded', note = :note, ended_at = NOW_US
- WHERE source = 'outbox' AND id = :id AND position = :position
+ WHERE source = :source AND id = :id AND position = :position
 
 -- name: list
-SELECT id, topic, key, type, state, error_code, error, attempts, redrives, holds_key, died_at
+SELECT id, topic, key, type, state, error_code, error, attempts, redrives, holds_key, died_at,
+       source
   FROM postroom_dead_letter
- WHERE state = :state
+ WHERE state = :state AND (:source IS NULL OR source = :source)
  ORDER BY died_at DESC, id DESC LIMIT :rows
 
 -- name: show
 SELECT id, topic, key, type, state, error_code, error, attempts, redrives, holds_key, died_at,
+       source,
        aggregate_type, aggregate_id, content_type, headers, payload, history, note, lane, position,
        created_at
   FROM postroom_dead_letter
- WHERE source = 'outbox' AND id = :id
- ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, lane, position
+ WHERE id = :id AND (:source IS NULL OR source = :source)
+ ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, source, lane, position
 
 -- name: arm_next
 -- The next message of the key gets its turn, unless it too is a dead letter that holds the key.

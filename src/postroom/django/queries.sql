@@ -15,3 +15,8 @@ DELETE FROM postroom.lane_batch;
 DELETE FROM postroom.inbox;
 DELETE FROM postroom.job_item;
 DELETE FROM postroom.job;
+
+-- name: empty_consumers
+-- The same for what version 3 added.
+DELETE FROM postroom.inbox_held;
+DELETE FROM postroom.seat;

@@ -104,6 +104,8 @@ def empty_after_flush(*, using: str, **details: Any) -> None:
         DjangoLink(connection).execute(Statement("postroom.django", "empty"))
         if version > 1:
             DjangoLink(connection).execute(Statement("postroom.django", "empty_people"))
+        if version > 2:
+            DjangoLink(connection).execute(Statement("postroom.django", "empty_consumers"))
 
 
 def _concerns(connection: Any, app_label: str) -> bool:

@@ -4,6 +4,7 @@ POSTROOM = {
     "database": "default",                 # the alias in DATABASES that holds the outbox
     "database_url": "postgresql://…",      # for the relay, if it is not to be that of DATABASES
     "broker_url": "nats://…",
+    "brokers": {"nats": {"tls_ca": "…"}},  # options of brokers by the scheme of their URL
     "relay": {"lease_seconds": 60, "routes": {"orders.*": "nats://…"}},
     "routes": {"order.*": "orders"},       # these three as in Outbox(...)
     "max_bytes": 1_000_000,
@@ -13,6 +14,7 @@ POSTROOM = {
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -40,6 +42,7 @@ class Chosen:
     database: str = "default"
     database_url: str | None = field(default=None, repr=False)
     broker_url: str | None = field(default=None, repr=False)
+    brokers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     relay: Mapping[str, Any] = field(default_factory=dict, repr=False)
     routes: Mapping[str, str] = field(default_factory=dict)
     max_bytes: int = DEFAULT_MAX_BYTES
@@ -93,6 +96,7 @@ def document() -> dict[str, Any]:
     told: dict[str, Any] = {
         "database_url": settings.database_url or url_of(connections[settings.database]),
         "relay": dict(settings.relay),
+        "brokers": dict(settings.brokers),
     }
     return told | ({"broker_url": settings.broker_url} if settings.broker_url else {})
 
@@ -162,7 +166,8 @@ def _wrong_relay(given: dict[str, Any]) -> Iterator[str]:
     if not isinstance(routes, dict):
         yield "POSTROOM['relay'] must be a dict, and its 'routes' one of topics to broker URLs."
         return
-    try:
-        config.load(base={"relay": relay}, environ={})
-    except ConfigurationError as error:
-        yield f"POSTROOM['relay']: {error}"
+    for name in ("relay", "brokers"):
+        try:
+            config.load(base={name: copy.deepcopy(given.get(name, {}))}, environ={})
+        except ConfigurationError as error:
+            yield f"POSTROOM[{name!r}]: {error}"

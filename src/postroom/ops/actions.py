@@ -44,7 +44,7 @@ _MESSAGE_FIELDS = (
 )
 _LETTER_FIELDS = (
     *("id", "topic", "key", "type", "state", "error_code", "error", "attempts", "redrives"),
-    *("holds_key", "died_at"),
+    *("holds_key", "died_at", "source"),
 )
 _LETTER_MORE = (
     *("aggregate_type", "aggregate_id", "content_type", "headers", "payload", "history", "note"),
@@ -94,35 +94,39 @@ async def message(url: str, id: str) -> dict[str, Any]:
     return {"id": id, **readable(told)}
 
 
-async def dead_list(url: str, *, state: str = "dead", rows: int = 100) -> list[dict[str, Any]]:
-    """Dead letters, newest first."""
+async def dead_list(
+    url: str, *, state: str = "dead", rows: int = 100, source: str | None = None
+) -> list[dict[str, Any]]:
+    """Dead letters, newest first; of all sources unless told."""
     async with desk(url) as link:
-        found = await link.query(letters.ROOM, "list", state=state, rows=rows)
+        found = await link.query(letters.ROOM, "list", state=state, rows=rows, source=source)
     return [readable(dict(zip(_LETTER_FIELDS, row, strict=True))) for row in found]
 
 
-async def dead_show(url: str, id: str) -> dict[str, Any]:
+async def dead_show(url: str, id: str, *, source: str | None = None) -> dict[str, Any]:
     """One dead letter with its payload and all its attempts."""
     id = checked_id(id)
     async with desk(url) as link:
-        found = await link.query(letters.ROOM, "show", id=id)
+        found = await link.query(letters.ROOM, "show", id=id, source=source)
     if not found:
         raise Refused(f"there is no dead letter {id}; `postroom dead list` shows them.")
     return readable(dict(zip(_LETTER_FIELDS + _LETTER_MORE, found[0], strict=True)))
 
 
-async def retry(url: str, id: str, *, why: str | None = None) -> letters.Decided:
-    """Send a dead letter again."""
+async def retry(
+    url: str, id: str, *, why: str | None = None, source: str | None = None
+) -> letters.Decided:
+    """Send a dead letter again, to where it died."""
     id = checked_id(id)
     async with desk(url) as link:
-        return await link.transact(letters.retry(id, who=operator(), why=why))
+        return await link.transact(letters.retry(id, who=operator(), why=why, source=source))
 
 
-async def discard(url: str, id: str, *, why: str) -> letters.Decided:
+async def discard(url: str, id: str, *, why: str, source: str | None = None) -> letters.Decided:
     """Give a dead letter up."""
     id, why = checked_id(id), checked_reason(why)
     async with desk(url) as link:
-        return await link.transact(letters.discard(id, who=operator(), why=why))
+        return await link.transact(letters.discard(id, who=operator(), why=why, source=source))
 
 
 async def cancel(url: str, id: str, *, why: str) -> repairs.Cancelled:

@@ -17,8 +17,10 @@ import typer
 
 from postroom.errors import ConfigurationError, PostroomError, Unreachable
 from postroom.ops import (
+    cli_consume,
     cli_db,
     cli_house,
+    cli_inbox,
     cli_jobs,
     cli_lanes,
     cli_messages,
@@ -47,6 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_db.app, name="db")
 app.command("relay")(cli_relay.relay)
+app.command("consume")(cli_consume.consume)
 app.command("status")(cli_status.status)
 app.command("verify")(cli_house.verify)
 app.command("doctor")(cli_house.doctor)
@@ -56,6 +59,7 @@ app.add_typer(cli_messages.dead, name="dead")
 app.add_typer(cli_lanes.lanes, name="lanes")
 app.add_typer(cli_lanes.keys_held, name="keys-held")
 app.add_typer(cli_jobs.jobs, name="jobs")
+app.add_typer(cli_inbox.inbox, name="inbox")
 
 
 def _print_version(asked: bool) -> None:

@@ -99,8 +99,10 @@ class Console:
             base=outer.base,
         )
 
-    def settings(self, relay: dict[str, Any] | None = None) -> Settings:
-        """All settings, merged; `relay` holds options of the relay's own."""
+    def settings(
+        self, relay: dict[str, Any] | None = None, consumer: dict[str, Any] | None = None
+    ) -> Settings:
+        """All settings, merged; `relay` and `consumer` hold options of their own."""
         from postroom.config import load
 
         return load(
@@ -108,6 +110,7 @@ class Console:
             broker_url=self.broker,
             config=self.config,
             relay=relay,
+            consumer=consumer,
             base=self.base() if self.base else None,
         )
 

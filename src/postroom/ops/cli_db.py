@@ -138,6 +138,9 @@ def grants(
     relay: Annotated[
         str | None, typer.Option("--relay", help="Name of the role that relays.")
     ] = None,
+    consumer: Annotated[
+        str | None, typer.Option("--consumer", help="Name of the role that consumes.")
+    ] = None,
     operator: Annotated[
         str | None, typer.Option("--operator", help="Name of the role that watches and repairs.")
     ] = None,
@@ -145,11 +148,16 @@ def grants(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the script that makes the three database roles."""
+    """Print the script that makes the four database roles."""
     from postroom.databases import migrate
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
-    given = {"publisher": publisher, "relay": relay, "operator": operator}
+    given = {
+        "publisher": publisher,
+        "relay": relay,
+        "consumer": consumer,
+        "operator": operator,
+    }
     names = {role: name for role, name in given.items() if name is not None}
     dialect_name = _dialect(console, dialect)
     script = migrate.grants(dialect_name, names)

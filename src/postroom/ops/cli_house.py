@@ -280,6 +280,14 @@ def doctor(
         str,
         typer.Option("--max-age", metavar="AGE", help="A message that waits longer is wrong."),
     ] = "15m",
+    readable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--readable",
+            metavar="MODULE:CONSUMER",
+            help="Only see whether this code can read all that waits; may repeat.",
+        ),
+    ] = None,
     database: DatabaseOption = None,
     broker: BrokerOption = None,
     config: ConfigOption = None,
@@ -294,10 +302,13 @@ def doctor(
     console = Console.of(context, database=database, broker=broker, config=config, as_json=as_json)
     settings = console.settings()
     url = settings.require_database()
+    if readable:
+        _read_all(console, url, readable)
+        return
     limits = work.Limits(age_seconds=duration(max_age))
     # As with the relay: what call:module:function names may lie in the working directory.
     sys.path.insert(0, "")
-    checks = run(work.examine(url, settings.relay, settings.routes, limits))
+    checks = run(work.examine(url, settings.relay, settings.routes, limits, settings.brokers))
     ok = not any(check.level == "wrong" for check in checks)
     if console.as_json:
         from dataclasses import asdict
@@ -307,6 +318,37 @@ def doctor(
     else:
         _tell_checks(checks)
     if not ok:
+        raise typer.Exit(EXIT_WRONG)
+
+
+def _read_all(console: Console, url: str, where: list[str]) -> None:
+    """Whether the code named here can read all that waits; ends with 1 if not."""
+    from dataclasses import asdict
+
+    from postroom.ops.consumers import find_consumers
+    from postroom.ops.readable import read_all
+
+    with _progress(console) as tell:
+
+        async def look() -> Any:
+            found = [one for each in where for one in find_consumers(each)]
+            return await read_all(url, found, tell)
+
+        reading = run(look())
+    if console.as_json:
+        print(json.dumps({"ok": reading.ok, **asdict(reading)}, ensure_ascii=False))
+    else:
+        total = sum(reading.read.values())
+        parts = ", ".join(f"{count:,} {place}" for place, count in reading.read.items() if count)
+        print(f"{total:,} messages were read{f': {parts}' if parts else ''}.")
+        for type, count in sorted(reading.foreign.items()):
+            print(f"{count:,} of type {type} are nobody's here.")
+        for one in reading.examples:
+            print(f"wrong: {one['place']} {one['id']} {one['type']}: {one['error']}.")
+        if not reading.complete:
+            print("There are more, which were not looked at.")
+        print("All can be read." if reading.ok else f"{reading.unreadable:,} cannot be read.")
+    if not reading.ok:
         raise typer.Exit(EXIT_WRONG)
 
 

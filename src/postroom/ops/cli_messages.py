@@ -35,6 +35,10 @@ dead = typer.Typer(no_args_is_help=True, help="Messages that need a person.")
 
 T = TypeVar("T")
 
+SourceOption = Annotated[
+    str | None,
+    typer.Option("--source", help="Where it died: 'outbox', or 'consumer:NAME'."),
+]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID…", help="The messages' ids.")]
 
@@ -274,6 +278,7 @@ def replay(
 def list_dead(
     context: typer.Context,
     state: Annotated[State, typer.Option("--state", help="What became of them.")] = State.dead,
+    source: SourceOption = None,
     limit: LimitOption = 100,
     database: DatabaseOption = None,
     config: ConfigOption = None,
@@ -284,11 +289,13 @@ def list_dead(
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
     url = console.settings().require_database()
-    found = run(actions.dead_list(url, state=state.value, rows=limit))
+    found = run(actions.dead_list(url, state=state.value, rows=limit, source=source))
     if not found and not console.as_json:
         print(f"No {state.value} letters.")
         return
-    columns = ("id", "topic", "key", "type", "attempts", "error_code", "error", "died_at")
+    columns = ["id", "topic", "key", "type", "attempts", "error_code", "error", "died_at"]
+    if any(letter["source"] != "outbox" for letter in found):
+        columns.append("source")
     console.table(found, columns, [[letter[name] for name in columns] for letter in found])
 
 
@@ -296,6 +303,7 @@ def list_dead(
 def show_dead(
     context: typer.Context,
     id: IdArgument,
+    source: SourceOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -304,19 +312,21 @@ def show_dead(
     from postroom.ops import actions
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
-    console.record(run(actions.dead_show(console.settings().require_database(), id)))
+    url = console.settings().require_database()
+    console.record(run(actions.dead_show(url, id, source=source)))
 
 
 @dead.command("retry")
 def retry_dead(
     context: typer.Context,
     ids: IdsArgument,
+    source: SourceOption = None,
     reason: ReasonOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send dead letters again, with the same id."""
+    """Send dead letters again, with the same id, to where they died."""
     from postroom.ops import actions
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
@@ -333,7 +343,7 @@ def retry_dead(
             f"{done.id} is queued; {order}.",
         )
 
-    _each(ids, lambda id: actions.retry(url, id, why=reason), tell)
+    _each(ids, lambda id: actions.retry(url, id, why=reason, source=source), tell)
 
 
 @dead.command()
@@ -346,6 +356,7 @@ def redrive(
     since: SinceOption = None,
     until: UntilOption = None,
     every: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
+    source: SourceOption = None,
     rate: RateOption = 100.0,
     canary: Annotated[
         int, typer.Option("--canary", min=0, help="Send so many first, and see them delivered.")
@@ -383,6 +394,7 @@ def redrive(
             canary=canary,
             canary_seconds=canary_seconds,
             max_errors=max_errors,
+            source=source or "outbox",
         )
 
     carry_out(console, "redrive", wish, dry_run=dry_run, resume=resume, why=reason)
@@ -393,6 +405,7 @@ def discard_dead(
     context: typer.Context,
     ids: IdsArgument,
     reason: NeededReasonOption,
+    source: SourceOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -406,7 +419,7 @@ def discard_dead(
     def tell(done: Decided) -> None:
         console.answer({"id": done.id, "state": "discarded"}, f"{done.id} is discarded.")
 
-    _each(ids, lambda id: actions.discard(url, id, why=reason), tell)
+    _each(ids, lambda id: actions.discard(url, id, why=reason, source=source), tell)
 
 
 def _each(

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
@@ -29,9 +29,16 @@ if TYPE_CHECKING:
     from postroom.config import AlertSettings
     from postroom.outbox.relay import Drained, Relay
 
-__all__ = ["relay"]
+__all__ = ["relay", "until_stopped"]
 
 T = TypeVar("T")
+
+
+class Stoppable(Protocol):
+    """A worker that can be told to stop."""
+
+    def stop(self) -> None:
+        """Come to an end in good order."""
 
 
 def relay(
@@ -108,18 +115,19 @@ def relay(
             settings=settings.relay,
             rebind=rebind,
             name=name,
+            broker_options=settings.brokers,
             alerts=_receivers(settings.alerts),
             alert_settings=settings.alerts,
         )
         dedicate_process()
         if not once:
             with _watched(worker):
-                await _until_stopped(worker, worker.run())
+                await until_stopped(worker, worker.run())
             return None
         try:
             if wrong := await worker.sender.ping():
                 raise Unreachable("; ".join(wrong.values()))
-            return await _until_stopped(worker, worker.drain_once())
+            return await until_stopped(worker, worker.drain_once())
         finally:
             await worker.close()
 
@@ -165,7 +173,7 @@ def _watched(worker: Relay) -> Iterator[None]:
         yield
 
 
-async def _until_stopped(worker: Relay, work: Coroutine[Any, Any, T]) -> T | None:
+async def until_stopped(worker: Stoppable, work: Coroutine[Any, Any, T]) -> T | None:
     """Work until done or a signal comes; the first stops cleanly, the second at once."""
     task = asyncio.create_task(work)
     signals_seen = 0

@@ -15,9 +15,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
+from postroom.dead_letters import store as letters
 from postroom.errors import ConfigurationError, PostroomError
+from postroom.inbox.returning import Consumers
 
 __all__ = ["checked_id", "checked_reason", "desk", "moment", "operator", "readable"]
+
+# Where redriven letters of consumers go.
+letters.return_to("consumer", Consumers())
 
 _SPAN = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -6,17 +6,16 @@ right or because the server has no such thing, says so and is a warning. Quick a
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import postroom
-from postroom.brokers.base import BrokerOptions, open_broker, scheme_of
 from postroom.config import DAY_SECONDS, RelaySettings, Routes
 from postroom.databases import migrate
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
+from postroom.ops.consumers import ROOM as CONSUMERS
 from postroom.ops.house import ROOM
 from postroom.ops.screen import age, span
 from postroom.ops.status import look
@@ -59,6 +58,7 @@ class Patient:
     settings: RelaySettings
     routes: Routes
     limits: Limits
+    brokers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
 
 Checker: TypeAlias = Callable[[Patient], Awaitable[Iterable[Check]]]
@@ -80,22 +80,28 @@ def wrong(name: str, text: str, remedy: str) -> Check:
 
 
 async def examine(
-    url: str, settings: RelaySettings, routes: Routes, limits: Limits | None = None
+    url: str,
+    settings: RelaySettings,
+    routes: Routes,
+    limits: Limits | None = None,
+    brokers: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Check]:
-    """Every check there is for this kind of database."""
+    """Every check there is for this kind of database. `brokers`: options by scheme."""
+    from postroom.ops.doctor_brokers import brokers as check_brokers
     from postroom.ops.doctor_servers import CHECKS
 
     if problems := await migrate.check(url):
         # What else there is to look at lies in tables that are not as they should be.
         return [wrong("schema", text.rstrip("."), "") for text in problems]
     database = Database(url)
+    limits, brokers = limits or Limits(), brokers or {}
     patient = Patient(
-        url, database, await database.connect(), {}, settings, routes, limits or Limits()
+        url, database, await database.connect(), {}, settings, routes, limits, brokers
     )
     found = [fine("schema", "the tables are complete")]
     try:
         patient.state = await look(patient.link)
-        for check in (*_CHECKS, *CHECKS[database.dialect]):
+        for check in (*_CHECKS, check_brokers, *CHECKS[database.dialect]):
             found += await _run(patient, check)
     except DatabaseLost as lost:
         raise database.explain(lost) from lost
@@ -279,6 +285,38 @@ async def _retention(patient: Patient) -> list[Check]:
     return found or [fine("retention", "nothing is kept longer than it should be")]
 
 
+async def _inbox(patient: Patient) -> list[Check]:
+    """What may still come to a consumer must not be older than its memory of what it handled."""
+    _, _, inbox = (await patient.link.query(ROOM, "oldest_kept"))[0]
+    if inbox is None:
+        return []
+    keep = patient.settings.keep_inbox_seconds
+    meta = await patient.link.query(OUTBOX, "meta_read", item="keep_delivered_seconds")
+    ((letter,),) = await patient.link.query(CONSUMERS, "oldest_letter")
+    delivered = int(meta[0][0]) if meta else patient.settings.keep_delivered_seconds
+    late = "one that comes so late is handled again"
+    found = []
+    if delivered > keep:
+        found.append(
+            warning(
+                "inbox",
+                f"consumers remember for {age(keep)}, and delivered messages may be replayed for "
+                f"{age(delivered)}: {late}",
+                "raise keep_inbox_seconds, or lower keep_delivered_seconds",
+            )
+        )
+    if (letter or 0) > keep:
+        found.append(
+            warning(
+                "inbox",
+                f"consumers remember for {age(keep)}, and a dead letter of a message made "
+                f"{age(letter)} ago may be redriven: {late}",
+                "raise keep_inbox_seconds, or discard it",
+            )
+        )
+    return found or [fine("inbox", "consumers remember longer than anything may come again")]
+
+
 async def _routes(patient: Patient) -> list[Check]:
     recorded = patient.state["routes"]
     if not patient.routes.urls or recorded is None:
@@ -294,35 +332,7 @@ async def _routes(patient: Patient) -> list[Check]:
     ]  # fmt: skip
 
 
-async def _brokers(patient: Patient) -> list[Check]:
-    urls = [url for url in patient.routes.urls if scheme_of(url) != "memory"]
-    if not urls:
-        return [fine("brokers", "not looked at: no broker URL was given")]
-    seconds = patient.limits.ping_seconds
-    options = BrokerOptions(send_timeout_seconds=seconds)
-    opened = [(url, open_broker(url, options)) for url in urls]
-
-    async def ask(url: str, broker: Any) -> Check:
-        try:
-            async with asyncio.timeout(seconds):
-                await broker.ping()
-        except Exception as error:
-            text = redact(str(error) or type(error).__name__).rstrip(".")
-            remedy = "check its address and that it is running"
-            return wrong("brokers", f"{redact(url)} cannot be reached: {text}", remedy)
-        else:
-            return fine("brokers", f"{redact(url)} can be reached")
-        finally:
-            try:
-                async with asyncio.timeout(seconds):
-                    await broker.close()
-            except Exception:  # noqa: S110  nothing was sent, so nothing is lost
-                pass
-
-    return list(await asyncio.gather(*(ask(url, broker) for url, broker in opened)))
-
-
 _CHECKS: tuple[Checker, ...] = (
-    *(_workers, _lanes, _backlog, _destinations, _dead_letters, _retention, _clocks),
-    *(_routes, _brokers),
+    *(_workers, _lanes, _backlog, _destinations, _dead_letters, _retention, _inbox, _clocks),
+    _routes,
 )

@@ -12,14 +12,14 @@ import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from postroom.errors import ConfigurationError, MissingDriver
 
 if TYPE_CHECKING:
     import socket
 
-    from postroom.outbox.relay import Relay
+    from postroom.worker.vitals import Health
 
 __all__ = ["Answer", "answer", "asgi", "serve"]
 
@@ -51,7 +51,14 @@ class Answer(NamedTuple):
         return found + ([("allow", self.allow)] if self.allow else [])
 
 
-def answer(relay: Relay, method: str, path: str) -> Answer:
+class Worker(Protocol):
+    """A relay or a consumer, or several of them."""
+
+    def health(self) -> Health:
+        """Whether it lives, and whether it can work."""
+
+
+def answer(relay: Worker, method: str, path: str) -> Answer:
     """The answer to one request."""
     path = path.partition("?")[0]
     if path not in ("/healthz", "/readyz", "/metrics"):
@@ -84,7 +91,7 @@ def _metrics() -> Answer:
     return Answer(200, *metrics.exposition())
 
 
-def asgi(relay: Relay) -> Asgi:
+def asgi(relay: Worker) -> Asgi:
     """An ASGI application to mount: `app.mount("/relay", asgi(relay))`."""
 
     async def application(
@@ -108,7 +115,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], relay: Relay) -> None:
+    def __init__(self, address: tuple[str, int], relay: Worker) -> None:
         self.relay = relay
         self._room = threading.BoundedSemaphore(MOST_REQUESTS)
         if ":" in address[0]:
@@ -155,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve(relay: Relay, host: str, port: int) -> Iterator[tuple[str, int]]:
+def serve(relay: Worker, host: str, port: int) -> Iterator[tuple[str, int]]:
     """Answer at this address until the block ends; gives the address, with the port if it was 0."""
     try:
         server = _Server((host, port), relay)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the outbox, fed by signals: counted once a batch, and nothing in between.
+"""Prometheus metrics of outbox and consumers, fed by signals: counted once a batch.
 
     metrics.install()                  # once a process, publishers too
     metrics.exposition()               # what a scrape gets
@@ -6,7 +6,7 @@
 Counters and the histogram are those of this process; where PROMETHEUS_MULTIPROC_DIR is set, of all
 processes that share it. Gauges speak for the whole database and come from one elected relay; where
 it is not this one, or has not measured lately, they are left out rather than wrong. No metric has
-a label that grows: ids, keys and topics are none.
+a label that grows: ids, keys and topics are none. What a consumer does has its name as a label.
 """
 
 from __future__ import annotations
@@ -68,6 +68,26 @@ GAUGES = {
         "oldest_open_publisher_seconds",
         "PostgreSQL: how long the oldest transaction that publishes is open.",
     ),
+}
+# Gauge of a consumer: the field of `inbox.measured` it shows, and what it means.
+INBOX_GAUGES = {
+    "inbox_held_records": ("held", "Messages that wait in a consumer, dead letters too."),
+    "inbox_blocked_records": ("blocked", "Dead letters of a consumer that need a person."),
+    "inbox_oldest_held_age_seconds": (
+        "oldest_held_seconds",
+        "How long the oldest message that is not dead has waited in a consumer.",
+    ),
+}
+# Counter of a consumer: the signal it counts, and what it means.
+INBOX_EVENTS = {
+    "inbox_received": ("delivery.received", "Messages received from the broker."),
+    "inbox_handled": ("delivery.handled", "Messages handled and committed."),
+    "inbox_duplicates": ("delivery.duplicate", "Messages that were known already, and skipped."),
+    "inbox_skipped": ("delivery.skipped", "Messages of types nobody handles, passed over."),
+    "inbox_failed": ("delivery.failed", "Times a handler failed and its message was kept."),
+    "inbox_buried": ("delivery.buried", "Messages that became dead letters of a consumer."),
+    "inbox_seats_lost": ("seat.lost", "Sources lost to another process of the consumer."),
+    "inbox_broker_lost": ("consumer.broker_lost", "Times the broker could not be reached."),
 }
 # Counter: the signal it counts, and what it means.
 EVENTS = {
@@ -143,12 +163,31 @@ class Metrics:
             for name, (field, text) in GAUGES.items()
         }
         self._events = {signal: counter(name, text) for name, (signal, text) in EVENTS.items()}
+        self.of_consumers = {
+            signal: Counter(name, text, ["consumer"], registry=registry)
+            for name, (signal, text) in INBOX_EVENTS.items()
+        }
+        self.inbox_age = _Ages(
+            "inbox_age_seconds",
+            "From creation until its handler's transaction was committed.",
+            ["consumer"],
+            buckets=AGE_BUCKETS,
+            registry=registry,
+        )
+        self.inbox_gauges = {
+            field: Gauge(
+                name, text, ["consumer"], registry=registry, multiprocess_mode="livemostrecent"
+            )
+            for name, (field, text) in INBOX_GAUGES.items()
+        }
         self._speaker: str | None = None
 
     def __call__(self, name: str, fields: dict[str, Any]) -> None:
         """Hear a signal."""
         if (react := _REACTIONS.get(name)) is not None:
             react(self, fields)
+        if (mine := self.of_consumers.get(name)) is not None:
+            mine.labels(fields["consumer"]).inc(fields.get("count", 1))
         elif (event := self._events.get(name)) is not None:
             event.inc(fields.get("count", 1))
 
@@ -179,6 +218,17 @@ class Metrics:
         for field, gauge in self.gauges.items():
             gauge.know(fields[field])
 
+    def _handled(self, fields: dict[str, Any]) -> None:
+        self.inbox_age.labels(fields["consumer"]).observe_all(fields["ages_seconds"])
+
+    def _inbox_measured(self, fields: dict[str, Any]) -> None:
+        for field, gauge in self.inbox_gauges.items():
+            gauge.labels(fields["consumer"]).set(fields[field])
+
+    def _inbox_unmeasured(self, fields: dict[str, Any]) -> None:
+        for gauge in self.inbox_gauges.values():
+            gauge.labels(fields["consumer"]).set(math.nan)
+
     def _unmeasured(self, fields: dict[str, Any]) -> None:
         # Another relay of this process may have been elected since.
         if self._speaker == fields["incarnation"]:
@@ -196,8 +246,11 @@ _REACTIONS: dict[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "message.expired": Metrics._expired,
     "outbox.measured": Metrics._measured,
     "outbox.unmeasured": Metrics._unmeasured,
+    "delivery.handled": Metrics._handled,
+    "inbox.measured": Metrics._inbox_measured,
+    "inbox.unmeasured": Metrics._inbox_unmeasured,
 }
-HEARD = frozenset(_REACTIONS) | {signal for signal, _ in EVENTS.values()}
+HEARD = frozenset(_REACTIONS) | {signal for signal, _ in (*EVENTS.values(), *INBOX_EVENTS.values())}
 _lock = threading.Lock()
 _installed: Metrics | None = None
 

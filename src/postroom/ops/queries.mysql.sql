@@ -41,7 +41,7 @@ SELECT state, lane, position, topic, `key`, type, aggregate_type, aggregate_id, 
        payload, redrives, attempts, error_code, error,
        TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),
        TIMESTAMPDIFF(MICROSECOND, '1970-01-01', died_at), history
-  FROM postroom_dead_letter WHERE id = :id
+  FROM postroom_dead_letter WHERE source = 'outbox' AND id = :id
 
 -- name: sending
 -- Whether the relay that owns the lane has said that it is sending this position.

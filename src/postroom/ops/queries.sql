@@ -44,7 +44,8 @@ SELECT state, lane, position, topic, key, type, aggregate_type, aggregate_id, co
        payload, redrives, attempts, error_code, error,
        CAST(extract(epoch FROM created_at) * 1000000 AS bigint),
        CAST(extract(epoch FROM died_at) * 1000000 AS bigint), history
-  FROM postroom.dead_letter WHERE id = CAST(CAST(:id AS text) AS uuid)
+  FROM postroom.dead_letter
+ WHERE source = 'outbox' AND id = CAST(CAST(:id AS text) AS uuid)
 
 -- name: sending
 -- Whether the relay that owns the lane has said that it is sending this position.

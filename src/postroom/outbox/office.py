@@ -14,7 +14,6 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import postroom
 from postroom import failpoints, signals
 from postroom.databases.database import DatabaseLost, WorkerLink
 from postroom.errors import PostroomError, RoutingChanged, SchemaError
@@ -24,15 +23,17 @@ from postroom.outbox.lane import Lane, LaneLost
 from postroom.outbox.pruning import prune
 from postroom.outbox.rules import Horizon, Leftover, fair_share
 from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
-from postroom.outbox.together import Budget, Gate, Pulse, Together, finish, pause, undisturbed
+from postroom.outbox.together import Budget, Gate, Pulse, Together
 from postroom.outbox.watch import Watch
+from postroom.worker import version
+from postroom.worker.waiting import finish, pause, undisturbed
 
 if TYPE_CHECKING:
     from postroom.outbox.relay import Relay
 
 __all__ = ["Office"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 KIND = "relay"
 
 
@@ -214,7 +215,7 @@ class Office:
 
     async def _beat(self) -> None:
         """Say that this relay lives, and what it does: one small row, about once a second."""
-        said = {"at": time.time(), "version": postroom.__version__, **self.relay.report()}
+        said = {"at": time.time(), "version": version(), **self.relay.report()}
         await self._control.query(
             ROOM,
             "worker_beat",

@@ -329,4 +329,5 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_held LIMIT :most) h),
 
 -- name: measure_dead
 SELECT count(*), CAST(COALESCE(sum(d.holds_key), 0) AS SIGNED)
-  FROM (SELECT holds_key FROM postroom_dead_letter WHERE state = 'dead' LIMIT :most) d
+  FROM (SELECT holds_key FROM postroom_dead_letter
+         WHERE state = 'dead' AND source = 'outbox' LIMIT :most) d

@@ -493,7 +493,8 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.held LIMIT CAST(:most AS bi
 
 -- name: measure_dead
 SELECT count(*), coalesce(sum(CAST(d.holds_key AS int)), 0)
-  FROM (SELECT holds_key FROM postroom.dead_letter WHERE state = 'dead'
+  FROM (SELECT holds_key FROM postroom.dead_letter
+         WHERE state = 'dead' AND source = 'outbox'
          LIMIT CAST(:most AS bigint)) d
 
 -- name: open_publishers

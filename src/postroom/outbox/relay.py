@@ -25,7 +25,8 @@ from typing import Any
 
 from postroom import signals
 from postroom.alerts import Alerts, Receiver
-from postroom.brokers.base import Broker, BrokerOptions, open_broker
+from postroom.brokers.base import Broker, BrokerOptions
+from postroom.brokers.options import OptionsByScheme, open_brokers
 from postroom.config import AlertSettings, RelaySettings, Routes
 from postroom.databases.database import Database, DatabaseLost
 from postroom.errors import ConfigurationError, PostroomError, RoutingChanged, SchemaError
@@ -33,8 +34,8 @@ from postroom.outbox.lane import Tally
 from postroom.outbox.notify import Listener
 from postroom.outbox.office import Office
 from postroom.outbox.sending import Sender
-from postroom.outbox.vitals import SILENT_SECONDS, Health, Vitals
 from postroom.retry import RetryPolicy
+from postroom.worker.vitals import SILENT_SECONDS, Health, Vitals
 
 __all__ = ["Drained", "Relay", "dedicate_process"]
 
@@ -62,8 +63,9 @@ class Relay:
         await relay.drain_once()          # what is there now, for a scheduler
         async with relay: ...             # inside an application
 
-    `broker` is a URL, or a mapping of topic pattern → URL in which "*" is the default. `alerts` are
-    functions that are called, in a thread of their own, with each `Alert`.
+    `broker` is a URL, or a mapping of topic pattern → URL in which "*" is the default, and
+    `broker_options` hold options by the scheme of a URL. `alerts` are functions that are called, in
+    a thread of their own, with each `Alert`.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Relay:
         listen: bool = True,
         name: str | None = None,
         brokers: Mapping[str, Broker] | None = None,
+        broker_options: OptionsByScheme | None = None,
         alerts: Sequence[Receiver] = (),
         alert_settings: AlertSettings | None = None,
         **overrides: Any,
@@ -94,13 +97,13 @@ class Relay:
             send_timeout_seconds=self.settings.send_timeout_seconds,
             concurrency=self.settings.concurrency,
         )
-        opened = brokers or {url: open_broker(url, self._options) for url in self.routes.urls}
+        opened = brokers or open_brokers(self.routes.urls, self._options, broker_options)
         self.sender = Sender(
             self.routes, opened, retry=retry or self.settings.retry(), options=self._options
         )
         self._started = asyncio.Event()
         self.stopping = asyncio.Event()
-        self.vitals = Vitals()
+        self.vitals = Vitals("relay")
         self.alerts = Alerts(
             alerts,
             incarnation=self.owner,

@@ -9,13 +9,17 @@ Permanent             Bury
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from postroom.brokers.base import Delivered, Outcome, Permanent, Scope, Transient, Unknown
+from postroom.dead_letters.rules import (
+    CODE_CHARACTERS,
+    ERROR_CHARACTERS,
+    add_history,
+    storable,
+)
 from postroom.messages import LANES, Message
 from postroom.retry import RetryPolicy
 from postroom.signals import redact
@@ -44,9 +48,6 @@ __all__ = [
 
 DEATHS_ALONE = 3
 CHUNKS = 32
-HISTORY_ENTRIES = 50
-ERROR_CHARACTERS = 2000
-CODE_CHARACTERS = 200
 
 
 # ── What becomes of a message ──────────────────────────────────────────────────────────────────
@@ -94,11 +95,6 @@ SETTLED = Settled()
 UNSENT = Unsent()
 
 
-def storable(text: str, limit: int = ERROR_CHARACTERS) -> str:
-    """Somebody else's text as every database takes it: no NUL, no lone surrogates, not too long."""
-    return text.encode("utf-8", "replace").decode().replace("\x00", "\\0")[:limit]
-
-
 def verdict(
     outcome: Outcome, message: Message, policy: RetryPolicy, random: Callable[[], float]
 ) -> Verdict:
@@ -118,23 +114,6 @@ def verdict(
         unknown = isinstance(outcome, Unknown)
         return Bury(code, f"{'outcome unknown: ' if unknown else ''}{text}")
     return Hold(delay, code, text)
-
-
-def add_history(
-    history: str | None, *, attempt: int, at: dt.datetime, code: str, text: str, worker: str
-) -> str:
-    """The history of a message with one more attempt; the oldest go first when it grows long."""
-    entries = json.loads(history) if history else []
-    entries.append(
-        {
-            "attempt": attempt,
-            "at": at.isoformat(timespec="milliseconds"),
-            "code": code,
-            "error": text[:ERROR_CHARACTERS],
-            "worker": worker,
-        }
-    )
-    return json.dumps(entries[-HISTORY_ENTRIES:], ensure_ascii=False)
 
 
 # ── Order ──────────────────────────────────────────────────────────────────────────────────────

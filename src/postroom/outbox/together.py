@@ -4,41 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
 from postroom.config import RelaySettings
 
-__all__ = ["Budget", "Gate", "Pulse", "Together", "finish", "pause", "undisturbed"]
+__all__ = ["Budget", "Gate", "Pulse", "Together"]
 
 A = TypeVar("A")
 R = TypeVar("R")
-T = TypeVar("T")
-
-
-async def pause(stopping: asyncio.Event, seconds: float) -> None:
-    """Sleep, but not longer than until one must stop."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await stopping.wait()
-
-
-async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
-    """Let a statement on a shared link end by itself, though the lane that asked is cancelled: a
-    statement cut short would take the link from all the others."""
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return await asyncio.shield(task)
-
-
-async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Come to the end of something though one is cancelled meanwhile; that is said afterwards."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 class Together(Generic[A, R]):

@@ -17,7 +17,7 @@ from postroom import signals
 from postroom.databases.database import WorkerLink
 from postroom.messages import LANES
 from postroom.outbox.store import ROOM
-from postroom.outbox.together import pause
+from postroom.worker.waiting import pause
 
 if TYPE_CHECKING:
     from postroom.outbox.office import Office

@@ -15,7 +15,8 @@ SELECT (SELECT COUNT(*) FROM (
             SELECT 1 FROM postroom_lane l
               STRAIGHT_JOIN postroom_held h FORCE INDEX (held_due)
                  ON h.lane = l.lane AND h.next_attempt_at > '1970-01-01' LIMIT :most) h),
-       (SELECT COUNT(*) FROM (SELECT holds_key FROM postroom_dead_letter WHERE state = 'dead'
+       (SELECT COUNT(*) FROM (SELECT holds_key FROM postroom_dead_letter
+                               WHERE state = 'dead' AND source = 'outbox'
                                LIMIT :most) d WHERE d.holds_key)
 
 -- name: workers

@@ -20,7 +20,8 @@ SELECT CAST(extract(epoch FROM clock_timestamp() - min(o.created_at)) * 1000 AS 
 -- Keys that wait for the next attempt of their head, and keys that a dead letter holds.
 SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.held WHERE next_attempt_at IS NOT NULL
                                LIMIT CAST(:most AS bigint)) h),
-       (SELECT count(*) FROM (SELECT holds_key FROM postroom.dead_letter WHERE state = 'dead'
+       (SELECT count(*) FROM (SELECT holds_key FROM postroom.dead_letter
+                               WHERE state = 'dead' AND source = 'outbox'
                                LIMIT CAST(:most AS bigint)) d WHERE d.holds_key)
 
 -- name: workers
@@ -29,6 +30,13 @@ SELECT incarnation, kind, name,
        CAST(extract(epoch FROM clock_timestamp() - started_at) * 1000 AS bigint),
        CAST(extract(epoch FROM seen_at) * 1000 AS bigint), report
   FROM postroom.worker ORDER BY started_at, incarnation LIMIT 1000
+
+-- name: topics_in_use
+-- Of the first messages of each table: enough for a look, however long the tables are.
+SELECT topic FROM (SELECT topic FROM postroom.outbox LIMIT 1000) o
+ UNION SELECT topic FROM (SELECT topic FROM postroom.held LIMIT 1000) h
+ UNION SELECT topic FROM (SELECT topic FROM postroom.delayed LIMIT 1000) d
+ UNION SELECT topic FROM (SELECT topic FROM postroom.archive LIMIT 1000) a
 
 -- ── verify: all of it in one snapshot, tables a page at a time ──────────────────────────────────
 

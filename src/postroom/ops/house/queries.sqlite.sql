@@ -10,7 +10,8 @@ SELECT (NOW_US - (SELECT created_at FROM postroom_outbox ORDER BY position LIMIT
 SELECT (SELECT COUNT(*) FROM (SELECT 1 FROM postroom_lane l JOIN postroom_held h
                                   ON h.lane = l.lane AND h.next_attempt_at IS NOT NULL
                                LIMIT :most) h),
-       (SELECT COUNT(*) FROM (SELECT holds_key FROM postroom_dead_letter WHERE state = 'dead'
+       (SELECT COUNT(*) FROM (SELECT holds_key FROM postroom_dead_letter
+                               WHERE state = 'dead' AND source = 'outbox'
                                LIMIT :most) d WHERE d.holds_key)
 
 -- name: workers

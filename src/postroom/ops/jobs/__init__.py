@@ -55,6 +55,7 @@ class Wish:
     canary_seconds: float = 60.0
     max_errors: int = 10
     to: str | None = None
+    source: str = letters.OUTBOX
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 100_000:
@@ -83,6 +84,7 @@ class Wish:
             "first_day": first.isoformat(),
             "last_day": last.isoformat(),
             "most": self.limit or ALL,
+            "source": self.source,
         }
 
 
@@ -301,14 +303,19 @@ class _Worker:
         return queued, True
 
     def _redrive(self, lo: int, hi: int) -> Flow[int]:
-        rows = yield _query("letters_page", job=self.id, lo=lo, hi=hi)
-        yield from letters.lock_lanes([row[1] for row in rows])
+        found = yield from self._letters(lo, hi)
+        yield from letters.lock(found)
         # Read again under the locks: somebody may have decided about some of them meanwhile.
-        rows = yield _query("letters_page", job=self.id, lo=lo, hi=hi)
-        waiting = [one for one in (letters.Letter(*row) for row in rows) if one.state == "dead"]
+        found = yield from self._letters(lo, hi)
+        waiting = [one for one in found if one.state == "dead"]
         if waiting:
             yield from letters.send_again(waiting)
         return len(waiting)
+
+    def _letters(self, lo: int, hi: int) -> Flow[list[letters.Letter]]:
+        source = self.job.wish.source
+        rows = yield _query("letters_page", job=self.id, lo=lo, hi=hi, source=source)
+        return [letters.Letter(*row)._replace(source=source) for row in rows]
 
     def _replay(self, lo: int, hi: int) -> Flow[int]:
         rows = yield _query("archive_page", job=self.id, lo=lo, hi=hi)
@@ -387,7 +394,7 @@ async def _read(link: WorkerLink, id: str) -> Job:
 
 async def _outcomes(link: WorkerLink, job: Job) -> dict[str, int]:
     name = "outcomes" if job.kind == "redrive" else "died_again"
-    rows = await link.query(ROOM, name, job=job.id, position=job.reached[0])
+    rows = await link.query(ROOM, name, job=job.id, position=job.reached[0], source=job.wish.source)
     return {state: number for state, number in rows if number}
 
 

@@ -4,7 +4,7 @@
 
 -- name: letters_groups
 SELECT topic, type, error_code, count(*) FROM postroom.dead_letter
- WHERE state = 'dead'
+ WHERE state = 'dead' AND source = CAST(:source AS text)
    AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text))
    AND (CAST(:key AS text) IS NULL OR key = CAST(:key AS text))
    AND (CAST(:type AS text) IS NULL OR type = CAST(:type AS text))
@@ -16,7 +16,7 @@ SELECT topic, type, error_code, count(*) FROM postroom.dead_letter
 -- name: letters_take
 INSERT INTO postroom.job_item (job, position, id)
 SELECT CAST(CAST(:job AS text) AS uuid), position, id FROM postroom.dead_letter
- WHERE state = 'dead'
+ WHERE state = 'dead' AND source = CAST(:source AS text)
    AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text))
    AND (CAST(:key AS text) IS NULL OR key = CAST(:key AS text))
    AND (CAST(:type AS text) IS NULL OR type = CAST(:type AS text))
@@ -109,7 +109,7 @@ SELECT position, CAST(id AS text) FROM postroom.job_item
 -- name: letters_page
 SELECT CAST(d.id AS text), d.lane, d.position, CAST(d.holds_key AS int), d.topic, d.key, d.state
   FROM postroom.job_item i
-  JOIN postroom.dead_letter d ON d.source = 'outbox' AND d.id = i.id AND d.position = i.position
+  JOIN postroom.dead_letter d ON d.source = CAST(:source AS text) AND d.id = i.id AND d.position = i.position
  WHERE i.job = CAST(CAST(:job AS text) AS uuid)
    AND i.position BETWEEN CAST(:lo AS bigint) AND CAST(:hi AS bigint)
  ORDER BY d.position, d.id
@@ -118,7 +118,7 @@ SELECT CAST(d.id AS text), d.lane, d.position, CAST(d.holds_key AS int), d.topic
 -- What became of the letters a job has queued so far.
 SELECT d.state, count(*)
   FROM postroom.job_item i
-  JOIN postroom.dead_letter d ON d.source = 'outbox' AND d.id = i.id AND d.position = i.position
+  JOIN postroom.dead_letter d ON d.source = CAST(:source AS text) AND d.id = i.id AND d.position = i.position
  WHERE i.job = CAST(CAST(:job AS text) AS uuid) AND i.position <= CAST(:position AS bigint)
  GROUP BY d.state
 

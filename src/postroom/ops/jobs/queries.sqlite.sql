@@ -2,7 +2,7 @@
 
 -- name: letters_groups
 SELECT topic, type, error_code, count(*) FROM postroom_dead_letter
- WHERE state = 'dead'
+ WHERE state = 'dead' AND source = :source
    AND (:topic IS NULL OR topic = :topic)
    AND (:key IS NULL OR key = :key)
    AND (:type IS NULL OR type = :type)
@@ -14,7 +14,7 @@ SELECT topic, type, error_code, count(*) FROM postroom_dead_letter
 -- name: letters_take
 INSERT INTO postroom_job_item (job, position, id)
 SELECT :job, position, id FROM postroom_dead_letter
- WHERE state = 'dead'
+ WHERE state = 'dead' AND source = :source
    AND (:topic IS NULL OR topic = :topic)
    AND (:key IS NULL OR key = :key)
    AND (:type IS NULL OR type = :type)
@@ -107,7 +107,7 @@ SELECT position, id FROM postroom_job_item
 -- name: letters_page
 SELECT d.id, d.lane, d.position, d.holds_key, d.topic, d.key, d.state
   FROM postroom_job_item i
-  JOIN postroom_dead_letter d ON d.source = 'outbox' AND d.id = i.id AND d.position = i.position
+  JOIN postroom_dead_letter d ON d.source = :source AND d.id = i.id AND d.position = i.position
  WHERE i.job = :job
    AND i.position BETWEEN :lo AND :hi
  ORDER BY d.position, d.id
@@ -115,7 +115,7 @@ SELECT d.id, d.lane, d.position, d.holds_key, d.topic, d.key, d.state
 -- name: outcomes
 SELECT d.state, count(*)
   FROM postroom_job_item i
-  JOIN postroom_dead_letter d ON d.source = 'outbox' AND d.id = i.id AND d.position = i.position
+  JOIN postroom_dead_letter d ON d.source = :source AND d.id = i.id AND d.position = i.position
  WHERE i.job = :job AND i.position <= :position
  GROUP BY d.state
 

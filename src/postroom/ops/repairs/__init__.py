@@ -169,7 +169,8 @@ def _set_aside(one: _Waiting, why: str) -> Flow[bool]:
             raise Refused(f"message {one.id} is being sent right now; try again in a moment.")
     keep, drop = _WAYS[one.place]
     yield _query(keep, **place, id=one.id, note=why)
-    yield Statement(letters.ROOM, "discard", {"id": one.id, "position": one.position, "note": why})
+    letter: dict[str, Value] = {"id": one.id, "position": one.position, "source": letters.OUTBOX}
+    yield Statement(letters.ROOM, "discard", letter | {"note": why})
     yield _query(drop, **place, id=one.id)
     if one.place == "held" and one.key is not None:
         of_key: dict[str, Value] = {"lane": one.lane, "topic": one.topic, "key": one.key}

@@ -1,9 +1,10 @@
--- Three roles with no more than their work needs. Run in the database that holds the tables, as a
+-- Four roles with no more than their work needs. Run in the database that holds the tables, as a
 -- user who may create roles; run again after an upgrade. Then give them out:
 -- GRANT {publisher} TO your_app; SET DEFAULT ROLE {publisher} FOR your_app;
 -- Installing and upgrading need the owner; none of these roles can change the schema.
 CREATE ROLE IF NOT EXISTS {publisher};
 CREATE ROLE IF NOT EXISTS {relay};
+CREATE ROLE IF NOT EXISTS {consumer};
 CREATE ROLE IF NOT EXISTS {operator};
 
 GRANT SELECT ON postroom_meta TO {publisher}, {relay}, {operator};
@@ -22,8 +23,16 @@ GRANT SELECT (id) ON postroom_held TO {publisher};
 GRANT SELECT (id) ON postroom_archive TO {publisher};
 GRANT SELECT (id) ON postroom_dead_letter TO {publisher};
 
--- As a consumer it writes down what it has handled.
+-- With `inbox.once` it writes down what it has handled.
 GRANT SELECT, INSERT ON postroom_inbox TO {publisher};
+
+-- The consumer may publish too, and keeps what waits to be handled again.
+GRANT {publisher} TO {consumer};
+GRANT UPDATE ON postroom_inbox TO {consumer};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_inbox_held TO {consumer};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_seat TO {consumer};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_worker TO {consumer};
+GRANT SELECT, INSERT, UPDATE ON postroom_dead_letter TO {consumer};
 
 -- The relay moves messages between the tables, and owns lanes but cannot pause them.
 GRANT SELECT, INSERT, DELETE ON postroom_outbox TO {relay};
@@ -45,7 +54,9 @@ GRANT INSERT, UPDATE ON postroom_meta TO {relay};
 GRANT SELECT, INSERT, DELETE ON postroom_outbox TO {operator};
 GRANT SELECT, INSERT, DELETE ON postroom_delayed TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_held TO {operator};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_inbox_held TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_dead_letter TO {operator};
+GRANT SELECT ON postroom_seat TO {operator};
 GRANT SELECT, UPDATE ON postroom_lane TO {operator};
 GRANT SELECT, INSERT ON postroom_audit TO {operator};
 GRANT SELECT, UPDATE (redrives), DELETE ON postroom_archive TO {operator};

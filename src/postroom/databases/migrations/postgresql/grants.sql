@@ -1,4 +1,4 @@
--- Three roles with no more than their work needs. Run as the owner of the schema `postroom`, who
+-- Four roles with no more than their work needs. Run as the owner of the schema `postroom`, who
 -- may create roles; run again after an upgrade. Then give them out: GRANT {publisher} TO your_app;
 -- Installing and upgrading need the owner; none of these roles can change the schema.
 DO $$ BEGIN
@@ -7,6 +7,10 @@ EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
 END $$;
 DO $$ BEGIN
     CREATE ROLE {relay} NOLOGIN;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+END $$;
+DO $$ BEGIN
+    CREATE ROLE {consumer} NOLOGIN;
 EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
 END $$;
 DO $$ BEGIN
@@ -25,8 +29,15 @@ GRANT SELECT (id)
     ON postroom.outbox, postroom.delayed, postroom.held, postroom.archive, postroom.dead_letter
     TO {publisher};
 
--- As a consumer it writes down what it has handled.
+-- With `inbox.once` it writes down what it has handled.
 GRANT SELECT, INSERT ON postroom.inbox TO {publisher};
+
+-- The consumer may publish too, and keeps what waits to be handled again.
+GRANT {publisher} TO {consumer};
+GRANT UPDATE ON postroom.inbox TO {consumer};
+GRANT SELECT, INSERT, UPDATE, DELETE ON postroom.inbox_held, postroom.seat, postroom.worker
+    TO {consumer};
+GRANT SELECT, INSERT, UPDATE ON postroom.dead_letter TO {consumer};
 
 -- The relay moves messages between the tables, and owns lanes but cannot pause them.
 GRANT SELECT, INSERT, DELETE ON postroom.outbox, postroom.delayed, postroom.lane_batch TO {relay};
@@ -43,7 +54,8 @@ GRANT EXECUTE ON FUNCTION
 -- The operator sees everything, repairs messages, and leaves a trace nobody can change.
 GRANT SELECT ON ALL TABLES IN SCHEMA postroom TO {operator};
 GRANT INSERT, DELETE ON postroom.outbox, postroom.delayed TO {operator};
-GRANT INSERT, UPDATE, DELETE ON postroom.held, postroom.dead_letter TO {operator};
+GRANT INSERT, UPDATE, DELETE ON postroom.held, postroom.inbox_held, postroom.dead_letter
+    TO {operator};
 GRANT UPDATE (redrives) ON postroom.archive TO {operator};
 GRANT INSERT, UPDATE, DELETE ON postroom.job, postroom.job_item TO {operator};
 GRANT DELETE ON postroom.dedup, postroom.inbox, postroom.archive_overflow, postroom.worker

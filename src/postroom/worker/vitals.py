@@ -1,4 +1,4 @@
-"""Whether a relay lives and whether it can work; two questions with two answers.
+"""Whether a worker lives and whether it can work; two questions with two answers.
 
 Healthy: its event loop turns and its background tasks move. Only a restart mends the contrary.
 Ready: besides, the database and the brokers can be reached. A restart mends nothing of that.
@@ -43,9 +43,10 @@ class Health:
 
 
 class Vitals:
-    """When the loop and each background task of a relay last moved."""
+    """When the loop and each background task of a worker last moved."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kind: str = "relay", clock: Callable[[], float] = time.monotonic) -> None:
+        self._kind = kind
         self._clock = clock
         self._loop_at: float | None = None
         self._ended: str | None = None
@@ -77,18 +78,18 @@ class Vitals:
         self._beats[name] = self._clock()
 
     def end(self, why: str) -> None:
-        """The relay works no more."""
+        """The worker works no more."""
         self._ended = why
 
     @property
     def started(self) -> bool:
-        """Whether the relay has begun to work."""
+        """Whether the worker has begun to work."""
         return self._loop_at is not None
 
     def wrong(self) -> list[str]:
         """What only a restart would mend."""
         if self._ended is not None:
-            return [f"the relay has ended: {self._ended}"]
+            return [f"the {self._kind} has ended: {self._ended}"]
         now, found = self._clock(), []
         if self._loop_at is not None and now - self._loop_at > LOOP_SECONDS:
             # Nothing else can move then, and it is no other task's fault.

@@ -1,0 +1,332 @@
+"""The transaction a handler is given: an engine of our own, and whatever the user likes to work on.
+
+Promise: only we commit it. A session's `commit` inside a handler writes to the transaction and does
+not end it; a connection's is refused; and a handler that rolls back has failed, since the inbox's
+row went with it. A sync handler gets the same by a synchronous driver, in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from postroom import failpoints
+from postroom.databases.kinds import bare, find_kind
+from postroom.databases.opening import creator
+from postroom.databases.sqlalchemy import AsyncSQLAlchemyLink, SQLAlchemyLink
+from postroom.databases.urls import Target, resolve_for_threads
+from postroom.errors import WrongCall
+from postroom.flow import Flow, run
+
+__all__ = ["AsyncTransaction", "Gives", "SyncTransaction", "Transactions"]
+
+Gives: TypeAlias = Literal["session", "connection", "driver"]
+T = TypeVar("T")
+GOODBYE_SECONDS = 5.0
+PREPARED = 100  # statements that a connection keeps prepared
+_MAY_COMMIT = "postroom_may_commit"
+# Commits must outlive a power cut: the broker is told right after.
+_PRAGMAS = ("PRAGMA busy_timeout = {patience_ms}", "PRAGMA synchronous = FULL")
+_MYSQL = "SET SESSION idle_transaction_timeout = {stuck_s}, innodb_lock_wait_timeout = {wait_s}"
+
+
+class AsyncTransaction:
+    """One transaction for async handlers."""
+
+    def __init__(self, connection: AsyncConnection, gives: Gives) -> None:
+        self.connection = connection
+        self._gives = gives
+        self._link = AsyncSQLAlchemyLink(connection)
+        self._transaction = connection.sync_connection.get_transaction()  # type: ignore[union-attr]
+        self._given: Any = None
+        self.committed = False
+
+    async def carry_out(self, flow: Flow[T]) -> T:
+        """Run a flow of ours in it."""
+        return await self.connection.run_sync(lambda inner: run(flow, SQLAlchemyLink(inner)))
+
+    async def call(self, function: Callable[[Any], Any]) -> None:
+        """Call an async function with what the user wants to be given."""
+        if self._gives == "session":
+            # One for all that share the transaction: making one costs more than a statement.
+            if self._given is None:
+                self._given = AsyncSession(self.connection, expire_on_commit=False)
+            await function(self._given)
+        elif self._gives == "connection":
+            await function(self.connection)
+        else:
+            if self._given is None:
+                self._given = (await self.connection.get_raw_connection()).driver_connection
+            with _without_commit(self._given) as driver:
+                await function(driver)
+        _check(self._transaction)
+
+    async def write_out(self) -> None:
+        """Whatever is queued on the session is written; the transaction goes on."""
+        if isinstance(self._given, AsyncSession):
+            await self._given.commit()
+            _check(self._transaction)
+
+    async def commit(self) -> None:
+        """The one commit there is."""
+        failpoints.hit("consumer.commit.before")
+        self.connection.sync_connection.info[_MAY_COMMIT] = True  # type: ignore[union-attr]
+        await self.connection.commit()
+        self.committed = True
+        failpoints.hit("consumer.commit.after")
+
+    async def release(self) -> None:
+        """Forget what was handed out."""
+        if isinstance(self._given, AsyncSession):
+            with suppress(Exception):
+                await self._given.close()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the connection is gone: what failed on it is no handler's fault."""
+        return _broken(self.connection.sync_connection)
+
+    @property
+    def active(self) -> bool:
+        """Whether SQLAlchemy still knows of it."""
+        return self._transaction is not None and self._transaction.is_active
+
+
+class SyncTransaction:
+    """One transaction for sync handlers; everything of it happens in one thread."""
+
+    def __init__(self, connection: Connection, gives: Gives) -> None:
+        self.connection = connection
+        self._gives = gives
+        self._link = SQLAlchemyLink(connection)
+        self._transaction = connection.get_transaction()
+        self._session: Session | None = None
+        self.committed = False
+
+    def carry_out(self, flow: Flow[T]) -> T:
+        """Run a flow of ours in it."""
+        return run(flow, self._link)
+
+    def call(self, function: Callable[[Any], Any]) -> None:
+        """Call a function with what the user wants to be given."""
+        if self._gives == "session":
+            if self._session is None:
+                self._session = Session(self.connection, expire_on_commit=False)
+            function(self._session)
+        elif self._gives == "connection":
+            function(self.connection)
+        else:
+            with _without_commit(self.connection.connection.driver_connection) as driver:
+                function(driver)
+        _check(self._transaction)
+
+    def write_out(self) -> None:
+        """As above."""
+        if self._session is not None:
+            self._session.commit()
+            _check(self._transaction)
+
+    def commit(self) -> None:
+        """The one commit there is."""
+        failpoints.hit("consumer.commit.before")
+        self.connection.info[_MAY_COMMIT] = True
+        self.connection.commit()
+        self.committed = True
+        failpoints.hit("consumer.commit.after")
+
+    def release(self) -> None:
+        """As above."""
+        if self._session is not None:
+            with suppress(Exception):
+                self._session.close()
+
+    @property
+    def broken(self) -> bool:
+        """As above."""
+        return _broken(self.connection)
+
+    @property
+    def active(self) -> bool:
+        """As above."""
+        return self._transaction is not None and self._transaction.is_active
+
+
+class Transactions:
+    """Where a consumer's transactions come from; both engines are made when first needed."""
+
+    def __init__(
+        self, url: str, target: Target, *, gives: Gives, connections: int, stuck_seconds: float
+    ) -> None:
+        self._url = url
+        self._target = target
+        self._gives = gives
+        self._numbers = {
+            "stuck_s": max(1, int(stuck_seconds)),
+            "wait_s": max(1, int(stuck_seconds)) + 2,
+            "patience_ms": int(stuck_seconds * 1000),
+        }
+        self._pool = {"pool_size": connections, "max_overflow": 2, "pool_timeout": stuck_seconds}
+        self.pooled = True  # whether a pooler stands in between, as far as is known
+        self._async_engine: AsyncEngine | None = None
+        self._sync_engine: Engine | None = None
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncTransaction]:
+        """A transaction that is rolled back unless it is committed inside."""
+        async with self._engine().connect() as connection:
+            await connection.begin()
+            tx = AsyncTransaction(connection, self._gives)
+            try:
+                yield tx
+            finally:
+                # After a commit that was refused SQLAlchemy takes it for ended: the connection must
+                # not be given to others with what stands in it.
+                if not tx.committed and not tx.active:
+                    await connection.invalidate()
+                await tx.release()
+
+    @contextmanager
+    def begin_sync(self) -> Iterator[SyncTransaction]:
+        """The same for a thread."""
+        with self._engine_for_threads().connect() as connection:
+            connection.begin()
+            tx = SyncTransaction(connection, self._gives)
+            try:
+                yield tx
+            finally:
+                if not tx.committed and not tx.active:
+                    connection.invalidate()
+                tx.release()
+
+    def prepare_for_threads(self) -> None:
+        """Find out now whether there is a synchronous driver."""
+        self._engine_for_threads()
+
+    async def close(self) -> None:
+        """Give every connection up; never raises, never waits long."""
+        if self._async_engine is not None:
+            with suppress(Exception):
+                async with asyncio.timeout(GOODBYE_SECONDS):
+                    await self._async_engine.dispose()
+        if self._sync_engine is not None:
+            with suppress(Exception):
+                self._sync_engine.dispose()
+
+    def _engine(self) -> AsyncEngine:
+        if self._async_engine is None:
+            target = self._target
+            pg = target.dialect == "postgresql"
+            prepared = 0 if self.pooled else PREPARED
+            self._async_engine = create_async_engine(
+                target.url,
+                connect_args=creator(target, prepared=prepared) if pg else target.connect_args,
+                **self._isolation(),
+                **self._pool,
+            )
+            self._set_up(self._async_engine.sync_engine)
+        return self._async_engine
+
+    def _engine_for_threads(self) -> Engine:
+        if self._sync_engine is None:
+            target = resolve_for_threads(self._url)
+            connect_args = dict(target.connect_args)
+            if target.dialect == "postgresql":
+                connect_args["prepare_threshold"] = None  # a pooler may stand in between
+            if target.dialect == "sqlite":
+                connect_args["check_same_thread"] = False
+            self._sync_engine = create_engine(
+                target.url, connect_args=connect_args, **self._isolation(), **self._pool
+            )
+            self._set_up(self._sync_engine)
+        return self._sync_engine
+
+    def _isolation(self) -> dict[str, Any]:
+        if self._target.dialect == "sqlite":
+            return {}
+        return {"isolation_level": "READ COMMITTED"}
+
+    def _set_up(self, engine: Engine) -> None:
+        event.listen(engine, "commit", _refuse_commit)
+        if self._target.dialect == "sqlite":
+            event.listen(engine, "connect", self._on_connect_sqlite)
+            event.listen(engine, "begin", _begin_immediate)
+        elif self._target.dialect == "mysql":
+            event.listen(engine, "connect", self._on_connect_mysql)
+
+    def _on_connect_sqlite(self, connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # we begin ourselves, and at once for real
+        self._tell(connection, [text.format(**self._numbers) for text in _PRAGMAS])
+
+    def _on_connect_mysql(self, connection: Any, _: Any) -> None:
+        self._tell(connection, [_MYSQL.format(**self._numbers)])
+
+    def _tell(self, connection: Any, commands: list[str]) -> None:
+        cursor = connection.cursor()
+        for command in commands:
+            cursor.execute(command)
+        cursor.close()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.info.pop(_MAY_COMMIT, None)
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _refuse_commit(connection: Connection) -> None:
+    """Only we commit: the rows of other messages may stand in the same transaction."""
+    if not connection.info.pop(_MAY_COMMIT, False):
+        _refuse()
+
+
+def _refuse(*_: Any) -> None:
+    raise WrongCall(
+        "a handler neither commits nor rolls back: its changes are committed with the inbox's row "
+        "after it has returned, and undone when it raises an error"
+    )
+
+
+@contextmanager
+def _without_commit(driver: Any) -> Iterator[Any]:
+    """A driver's own connection whose `commit` and `rollback` are refused meanwhile. Where its
+    class is sealed, as asyncmy's is, its user must know."""
+    hidden = []
+    for name in ("commit", "rollback"):
+        with suppress(AttributeError, TypeError):
+            if hasattr(driver, name):
+                setattr(driver, name, _refuse)
+                hidden.append(name)
+    try:
+        yield driver
+    finally:
+        for name in hidden:
+            delattr(driver, name)
+
+
+def _check(transaction: Any) -> None:
+    if not transaction.is_active:
+        raise WrongCall(
+            "the handler rolled its transaction back: raise an error instead, or use a savepoint"
+        )
+
+
+def _broken(connection: Any) -> bool:
+    if connection is None or connection.closed or connection.invalidated:
+        return True
+    driver = bare(connection.connection.driver_connection, to_write=False)
+    kind = find_kind(driver)
+    library = kind.library if kind is not None else ""
+    if library == "asyncpg":
+        return bool(driver.is_closed())
+    if library in ("psycopg", "psycopg2"):
+        return bool(driver.closed)
+    if library == "pymysql":
+        return not driver.open
+    if library in ("asyncmy", "aiomysql"):
+        return bool(getattr(driver, "_closed", False) or getattr(driver, "_writer", 1) is None)
+    return False

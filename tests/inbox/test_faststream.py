@@ -1,0 +1,66 @@
+"""FastStream's handlers behind the inbox: once, in a transaction they are given."""
+
+import asyncio
+import uuid
+from typing import Annotated, Any
+
+import pytest
+from consuming import House, apply
+from faststream import Context
+from faststream.nats import NatsBroker
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from doors import sqlalchemy_url
+from helpers import eventually_async
+from postroom.inbox.faststream import Inbox
+from servers import NatsServer
+
+DRIVERS = {"postgresql": "asyncpg", "mariadb": "asyncmy", "sqlite": "aiosqlite"}
+
+
+async def test_a_copy_is_not_handed_on_and_a_failure_leaves_nothing(
+    house: House, nats_server: NatsServer
+) -> None:
+    engine = create_async_engine(sqlalchemy_url(house.stage.url, DRIVERS[house.stage.database]))
+    broker = NatsBroker(nats_server.url, middlewares=[Inbox("billing", engine)])
+    subject, runs = f"orders-{uuid.uuid4().hex}", list[int]()
+
+    @broker.subscriber(subject)
+    async def bill(event: dict[str, Any], tx: Annotated[AsyncSession, Context()]) -> None:
+        runs.append(event["n"])
+        await apply(tx, event)
+        if event["n"] == 1 and runs.count(1) == 1:
+            raise RuntimeError("the first time")
+
+    ids = [str(uuid.uuid4()) for _ in range(3)]
+    async with broker:
+        await broker.start()
+        for n in (0, 1, 0, 1, 1, 2):
+            headers = {"event_id": ids[n]}
+            await broker.publish({"key": None, "n": n}, subject, headers=headers)
+            await asyncio.sleep(0.05)
+        await eventually_async(lambda: len(house.effects()) == 3)
+    await engine.dispose()
+    assert runs == [0, 1, 1, 2]
+    assert sorted(house.inbox()) == sorted(ids)
+    assert sorted(n for _, n in house.effects()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("headers", [{}, {"other": "1"}])
+async def test_a_message_needs_an_id(
+    house: House, nats_server: NatsServer, headers: dict[str, str]
+) -> None:
+    engine = create_async_engine(sqlalchemy_url(house.stage.url, DRIVERS[house.stage.database]))
+    broker = NatsBroker(nats_server.url, middlewares=[Inbox("billing", engine)])
+    subject, runs = f"orders-{uuid.uuid4().hex}", list[int]()
+
+    @broker.subscriber(subject)
+    async def bill(event: dict[str, Any]) -> None:
+        runs.append(1)
+
+    async with broker:
+        await broker.start()
+        await broker.publish({"n": 1}, subject, headers=headers)
+        await asyncio.sleep(0.2)
+    await engine.dispose()
+    assert runs == []

@@ -1,0 +1,168 @@
+"""`postroom consume`, `postroom inbox` and dead letters of consumers, from the command line."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import Here
+from house_tools import House
+
+from helpers_messages import make_message
+from postroom.brokers import memory
+from postroom.messages import Message
+
+MODULE = """
+from postroom import Consumer
+
+billing = Consumer("billing", {url!r}, "memory://cli", topics=["orders"], retry_attempts={attempts})
+bad = set({bad!r})
+
+
+@billing.on("note")
+async def bill(event, tx):
+    if event["n"] in bad:
+        raise RuntimeError("no")
+
+
+both = [billing]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    memory.broker("cli").clear()
+    yield
+    sys.modules.pop("bills", None)
+    memory.broker("cli").clear()
+
+
+def write(url: str, *, attempts: int = 1, bad: tuple[int, ...] = ()) -> None:
+    Path("bills.py").write_text(MODULE.format(url=url, attempts=attempts, bad=bad))
+    sys.modules.pop("bills", None)
+
+
+def note(number: int, key: str | None = "k") -> Message:
+    return make_message(b'{"n": %d}' % number, type="note", key=key)
+
+
+def send(*messages: Message) -> None:
+    asyncio.run(memory.broker("cli").send(messages))
+
+
+def test_from_consume_to_redrive(house: House, here: Here) -> None:
+    url = ("--database", house.url)
+    write(house.url, bad=(1,))
+    batch = [note(n) for n in range(4)]
+    send(*batch)
+    done = here("consume", "bills:billing", "--once", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "handled": 1, "duplicates": 0, "failed": 0, "buried": 1, "skipped": 0,
+    }  # fmt: skip
+
+    held = json.loads(here("inbox", "list", "--held", "--json", *url).stdout)
+    assert [(each["state"], each["message_id"]) for each in held] == [
+        ("dead", batch[1].id),
+        ("waiting", batch[2].id),
+        ("waiting", batch[3].id),
+    ]
+    shown = json.loads(here("inbox", "show", "billing", batch[1].id, "--json", *url).stdout)
+    assert (shown["state"], shown["payload"], shown["error"]) == ("dead", {"n": 1}, "no")
+    shown = json.loads(here("inbox", "show", "billing", batch[0].id, "--json", *url).stdout)
+    assert shown["state"] == "handled"
+    listed = json.loads(here("inbox", "list", "--consumer", "billing", "--json", *url).stdout)
+    assert len(listed) == 4
+    assert "Nothing was handled yet." in here("inbox", "list", "--consumer", "x", *url).stdout
+
+    dead = json.loads(here("dead", "list", "--json", *url).stdout)
+    assert [each["source"] for each in dead] == ["consumer:billing"]
+    assert "consumer:billing" in here("dead", "list", *url).stdout
+    assert "No dead letters." in here("dead", "list", "--source", "outbox", *url).stdout
+    queued = here("dead", "retry", batch[1].id, "--source", "consumer:billing", *url)
+    assert "it goes before what waits behind it" in queued.stdout
+    write(house.url)
+    done = here("consume", "bills:both", "--once")
+    assert done.stdout.startswith("3 handled"), done.stderr
+    assert json.loads(here("inbox", "list", "--held", "--json", *url).stdout) == []
+    resolved = json.loads(here("dead", "list", "--state", "resolved", "--json", *url).stdout)
+    assert [each["id"] for each in resolved] == [batch[1].id]
+
+
+def test_a_redrive_of_one_consumer(house: House, here: Here) -> None:
+    url = ("--database", house.url)
+    write(house.url, bad=(0, 1, 2))
+    send(*(note(n, key=None) for n in range(3)))
+    here("consume", "bills:billing", "--once")
+    done = here("dead", "redrive", "--all", "--dry-run", "--json", *url)
+    assert json.loads(done.stdout)["total"] == 0
+    source = ("--source", "consumer:billing")
+    done = here("dead", "redrive", "--all", "--json", *source, *url)
+    assert json.loads(done.stdout)["queued"] == 3, done.stderr
+    write(house.url)
+    assert here("consume", "bills:billing", "--once").stdout.startswith("3 handled")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("consume", "nowhere:x", "--once"), 2, "cannot be imported"),
+        (("consume", "bills:nothing", "--once"), 2, "is no Consumer"),
+        (("consume", "bills:billing"), 2, "memory://"),
+        (("consume",), 2, "MODULE:CONSUMER"),
+        (("inbox", "show", "billing", "x", "--database", "URL"), 1, "knows no message"),
+        (("inbox", "prune", "--older-than", "soon", "--database", "URL"), 2, "no time span"),
+    ],
+)
+def test_what_is_refused(
+    house: House, here: Here, words: tuple[str, ...], code: int, said: str
+) -> None:
+    write(house.url)
+    done = here(*(house.url if word == "URL" else word for word in words))
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+
+
+def test_what_was_handled_long_ago_is_forgotten(house: House, here: Here) -> None:
+    url = ("--database", house.url)
+    write(house.url)
+    send(*(note(n) for n in range(3)))
+    here("consume", "bills:billing", "--once")
+    dry = json.loads(
+        here("inbox", "prune", "--older-than", "0s", "--dry-run", "--json", *url).stdout
+    )
+    assert [one["count"] for one in dry["pruned"]] == [3]
+    done = json.loads(here("inbox", "prune", "--older-than", "0s", "--json", *url).stdout)
+    assert [(one["kind"], one["count"]) for one in done["pruned"]] == [("inbox", 3)]
+    assert json.loads(here("inbox", "list", "--json", *url).stdout) == []
+
+
+def test_doctor_knows_what_may_come_again(house: House, here: Here) -> None:
+    write(house.url)
+    send(note(0))
+    here("consume", "bills:billing", "--once")
+    url = ("--database", house.url)
+
+    def inbox() -> list[str]:
+        checks = json.loads(here("doctor", "--json", *url).stdout)["checks"]
+        return [each["level"] for each in checks if each["name"] == "inbox"]
+
+    assert inbox() == ["ok"]
+    Path("postroom.toml").write_text("[relay]\nkeep_inbox_seconds = 3600\n")
+    assert inbox() == ["warning"]
+
+
+def test_whether_the_new_code_can_read_what_waits(house: House, here: Here) -> None:
+    url = ("--database", house.url)
+    write(house.url, attempts=5, bad=(0,))
+    send(note(0), make_message(b"[", type="note", key="k"))
+    here("consume", "bills:billing", "--once")
+    done = here("doctor", "--readable", "bills:billing", *url)
+    assert done.returncode == 1
+    assert "held by billing" in done.stdout
+    assert "1 cannot be read." in done.stdout
+    said = json.loads(here("doctor", "--readable", "bills:billing", "--json", *url).stdout)
+    assert (said["ok"], said["unreadable"]) == (False, 1)
