@@ -31,8 +31,18 @@ Blow: TypeAlias = Callable[[], None]
 class Crew:
     """Relays under a supervisor: whoever dies is replaced at once."""
 
-    def __init__(self, world: World, relays: int, seed: str, **options: Any) -> None:
+    what = "relay"
+
+    def __init__(
+        self,
+        world: World,
+        relays: int,
+        seed: str,
+        settings: dict[str, Any] = SETTINGS,
+        **options: Any,
+    ) -> None:
         self.world = world
+        self._settings = settings
         self.blows: Counter[str] = Counter()  # by kind
         self._dice = random.Random(seed)
         self._options = options
@@ -42,7 +52,7 @@ class Crew:
         self._crew = [self._new() for _ in range(relays)]
 
     def _new(self, failpoint: str = "") -> Child:
-        child = self.world.relay(failpoint, settings=SETTINGS, **self._options)
+        child = self.world.relay(failpoint, settings=self._settings, **self._options)
         self._everyone.append(child)
         return child
 
@@ -56,7 +66,7 @@ class Crew:
     def _replace(self, place: int, failpoint: str = "") -> Child:
         victim = self._crew[place]
         if victim.code is None:
-            self._hit("relay killed", victim)
+            self._hit(f"{self.what} killed", victim)
             victim.kill()
         self._crew[place] = self._new(failpoint)
         return self._crew[place]
@@ -65,7 +75,7 @@ class Crew:
         """Past its lease, and then let it go on."""
         zombie = self._dice.choice(eventually(self._alive, 30))
         zombie.stop()
-        self._thaw("relay frozen", zombie)
+        self._thaw(f"{self.what} frozen", zombie)
 
     def freeze_at(self, point: str) -> None:
         """One that stops itself at a point of its work."""
@@ -73,11 +83,11 @@ class Crew:
             zombie = self._replace(self._dice.randrange(len(self._crew)), f"{point}=stop@1")
             eventually(zombie.stands_or_ended, 60)
             if zombie.is_stopped():
-                return self._thaw(f"relay frozen at {point}", zombie)
+                return self._thaw(f"{self.what} frozen at {point}", zombie)
 
     def _thaw(self, what: str, zombie: Child) -> None:
         self._hit(what, zombie)
-        time.sleep(LEASE * 1.5)
+        time.sleep(self._settings["lease_seconds"] * 1.5)
         zombie.resume()
 
     def kill_server(self, server: Server) -> None:
@@ -120,12 +130,16 @@ class Crew:
             eventually(drained, 120, interval=0.2, retry=(Exception,))
         except AssertionError as error:
             raise AssertionError(together(self._everyone[-9:])[-9000:]) from error
+        self.dismiss()
+        assert self.world.tables.dead() == {}, "random kills bury nothing"
+
+    def dismiss(self) -> None:
+        """Everybody stops in good order."""
         for child in self._crew:
             child.terminate()
         for child in self._crew:
             # One that was started a moment ago may end before it listens to the signal.
             assert child.wait() in (0, -signal.SIGTERM), child.log
-        assert self.world.tables.dead() == {}, "random kills bury nothing"
 
     def judge(self, deliveries: Sequence[Delivery] | None = None) -> str:
         """The verdict, in words; `deliveries` if they are not in the world's own record."""
@@ -137,7 +151,7 @@ class Crew:
         history = History(
             disturbed={pid for pid, hits in self._hits.items() if hits},
             blows=self._hits,
-            in_flight=SETTINGS["in_flight_rows"],
+            in_flight=self._settings["in_flight_rows"],
         )
         history.read_writer(self.world.writer_log)
         if deliveries is None:
@@ -149,7 +163,7 @@ class Crew:
         assert not report.violations, f"{str(report)[:5000]}\n{together(self._everyone)[-5000:]}"
         first = {delivery.id for delivery in history.deliveries}
         twice = [report.duplicates[pid] for pid in history.disturbed]
-        dealt = ", ".join(f"{what} {count} times" for what, count in sorted(self.blows.items()))
+        dealt = dealt_out(self.blows)
         return (
             f"{self.world.tables.kind}: {len(history.committed)} committed = {len(first)} delivered"
             f" + {len(history.pending)} pending + {len(history.held)} held"
@@ -159,6 +173,10 @@ class Crew:
             f" {len(twice)} disturbed relays {median(twice or [0]):g} in the middle,"
             f" {max(twice, default=0)} at most."
         )
+
+
+def dealt_out(blows: Counter[str]) -> str:
+    return ", ".join(f"{what} {count} times" for what, count in sorted(blows.items()))
 
 
 class Progress:
@@ -183,13 +201,24 @@ class Progress:
         return self._count
 
 
-def play(crew: Crew, writers: Sequence[Child], messages: int, blows: Sequence[Blow]) -> None:
-    """Let every blow fall at its part of the writers' work, then heal."""
+def play(
+    crew: Crew,
+    writers: Sequence[Child],
+    messages: int,
+    blows: Sequence[Blow],
+    beside: Sequence[Crew] = (),
+) -> None:
+    """Let every blow fall at its part of the writers' work, then heal.
+
+    Writers that ask for leave are one part ahead of the blows, however long those take.
+    """
     progress, told, under_load = Progress(crew.world, messages), 0.0, 0
     for number, blow in enumerate(blows, 1):
         due = messages * number // (len(blows) + 1)
+        _give_leave(crew.world, (number + 1) / (len(blows) + 1))
         while progress.committed() < due and any(writer.code is None for writer in writers):
-            crew.replace_ended()
+            for each in (crew, *beside):
+                each.replace_ended()
             time.sleep(0.02)
         if time.monotonic() > told + 5:
             told = time.monotonic()
@@ -201,6 +230,12 @@ def play(crew: Crew, writers: Sequence[Child], messages: int, blows: Sequence[Bl
         assert writer.wait(300) == 0, writer.log
     _say("every writer is done; draining what is left")
     crew.drain()
+
+
+def _give_leave(world: World, share: float) -> None:
+    young = world.leave.with_suffix(".new")
+    young.write_text(str(share))
+    young.replace(world.leave)
 
 
 def _say(text: str) -> None:

@@ -131,7 +131,7 @@ def relay(
     url: str,
     *,
     record: str | None = None,
-    nats: str | None = None,
+    broker: str | None = None,
     marks: str = "",
     delay_seconds: float = 0.0,
     gate: str | None = None,
@@ -151,7 +151,7 @@ def relay(
     for point, at in errors:
         assert faults is not None
         failpoints.arm(point, partial(_fail, url, faults), at=at)
-    asyncio.run(_relay(url, record, nats, marks, delay_seconds, gate, settings))
+    asyncio.run(_relay(url, record, broker, marks, delay_seconds, gate, settings))
     return 0
 
 
@@ -163,24 +163,24 @@ def _fail(url: str, faults: str) -> None:
 async def _relay(
     url: str,
     record: str | None,
-    nats: str | None,
+    broker: str | None,
     marks: str,
     delay_seconds: float,
     gate: str | None,
     settings: dict[str, Any],
 ) -> None:
     brokers: dict[str, Broker] = {}
-    if nats:
+    if broker:
         # The source tells which process has sent a message.
         options = BrokerOptions(
             send_timeout_seconds=settings["send_timeout_seconds"], source=f"/{os.getpid()}"
         )
-        brokers[nats] = BusyOnce(open_broker(nats, options), marks)
+        brokers[broker] = BusyOnce(open_broker(broker, options), marks)
     else:
         assert record is not None
         brokers[FILE] = FileBroker(record, delay_seconds=delay_seconds, gate=gate)
     retry = RetryPolicy(delays_seconds=(0.05,), attempts=6)
-    mover = Relay(url, nats or FILE, brokers=brokers, retry=retry, listen=False, **settings)
+    mover = Relay(url, broker or FILE, brokers=brokers, retry=retry, listen=False, **settings)
     told = 0
 
     def terminate() -> None:
@@ -219,18 +219,22 @@ def writer(
     pause_seconds: float = 0.0,
     rest_seconds: float = 0.0,
     busy_share: float = 0.0,
+    topic: str = "facts",
+    leave: str | None = None,
 ) -> int:
     """Commit `count` messages, one to three with each change of an aggregate.
 
     The aggregate's row is locked by its change, so the order of its messages is the order of `n`.
     Now and then a transaction stays open for a while, as they do, and between two is a rest. Some
-    messages find their broker busy once.
+    messages find their broker busy once. The file `leave` says how much of it may be done by now.
     """
     record, dice, outbox = Record(log), random.Random(seed), Outbox()
     done = 0
     connection: Any = None
     while done < count:
         try:
+            while leave is not None and done >= count * _share(leave):
+                time.sleep(0.02)
             connection = connection or connect(url)
             most, key = (
                 min(count - done, dice.choice((1, 1, 1, 2, 3))),
@@ -238,7 +242,9 @@ def writer(
             )
             busy = dice.random() < busy_share
             pause = dice.random() * pause_seconds if dice.random() < 0.1 else 0.0
-            _write_some(connection, outbox, record, key, most, busy=busy, pause_seconds=pause)
+            _write_some(
+                connection, outbox, record, topic, key, most, busy=busy, pause_seconds=pause
+            )
             done += most
             time.sleep(rest_seconds)
         except Exception as error:
@@ -250,10 +256,16 @@ def writer(
     return 0
 
 
+def _share(leave: str) -> float:
+    with open(leave, encoding="utf-8") as file:
+        return float(file.read() or 0)
+
+
 def _write_some(
     connection: Any,
     outbox: Outbox,
     record: Record,
+    topic: str,
     key: str,
     size: int,
     *,
@@ -266,7 +278,7 @@ def _write_some(
     for id, _, n in facts:
         run(connection, "INSERT INTO business (id, k, n) VALUES (%s, %s, %s)", id, key, n)
         payload = {"n": n, "do": "transient"} if busy else {"n": n}
-        outbox.publish(connection, payload, type="fact", topic="facts", key=key, id=id)
+        outbox.publish(connection, payload, type="fact", topic=topic, key=key, id=id)
     time.sleep(pause_seconds)
     record.write("begun", facts)
     connection.commit()
@@ -327,9 +339,23 @@ def _draft(way: str, id: str, key: str, n: int) -> Draft:
     )
 
 
+def _consumer(url: str, **options: Any) -> int:
+    from counters import consumer
+
+    return consumer(url, **options)
+
+
+def _bookkeeper(url: str, **options: Any) -> int:
+    from books import bookkeeper
+
+    return bookkeeper(url, **options)
+
+
 PROGRAMS: dict[str, Callable[..., int]] = {
     "relay": relay,
     "command": command,
     "writer": writer,
     "publisher": publisher,
+    "consumer": _consumer,
+    "bookkeeper": _bookkeeper,
 }

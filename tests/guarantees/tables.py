@@ -87,7 +87,7 @@ class Tables:
 
     def clear(self) -> None:
         """Empty everything and free every lane."""
-        for table in (*CONTENT, "dedup", "lane_batch", "worker"):
+        for table in (*CONTENT, "dedup", "lane_batch", "worker", "inbox", "inbox_held", "seat"):
             self.query(f"DELETE FROM {{p}}{table}")
         for table in _OURS:
             self.query(f"DELETE FROM {table}")

@@ -117,6 +117,6 @@ def test_kills_of_relays_database_and_broker(
     size, world = SIZES["postgresql"], new_world("postgresql")
     asyncio.run(make_stream(nats_server, "facts", "facts"))
     marks = str(world.folder / "mark")
-    crew = Crew(world, size.relays, seed, nats=nats_server.url, marks=marks)
+    crew = Crew(world, size.relays, seed, broker=nats_server.url, marks=marks)
     run(size, crew, seed, blows(size, crew, seed, postgres, nats_server))
     print(crew.judge(asyncio.run(read_stream(nats_server, "facts", "facts"))))

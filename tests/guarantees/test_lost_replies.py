@@ -170,7 +170,7 @@ class BeforeNats(Between):
     def play(self, world: World, proxy: LossyProxy) -> tuple[int, int]:
         topic = f"sweep.{new_id()}"
         ids = world.publish(*[replace(draft, topic=topic) for draft in drafts(24, keys=4)])
-        relays = live_on(world, partial(world.relay, nats=proxy.url, settings=SMALL))
+        relays = live_on(world, partial(world.relay, broker=proxy.url, settings=SMALL))
         proxy.end()
         stored = asyncio.run(read_stream(self._server, "sweep", topic))
         report = world.judge(deliveries=stored, every_fault_noted=True)

@@ -49,6 +49,10 @@ class World:
         return self.folder / f"writers-{self._runs}"
 
     @property
+    def leave(self) -> Path:
+        return self.folder / f"leave-{self._runs}"
+
+    @property
     def faults(self) -> Path:
         return self.folder / f"faults-{self._runs}"
 
@@ -82,7 +86,7 @@ class World:
         environment = {"POSTROOM_FAILPOINTS": failpoints} if failpoints else {}
         if log is not None:
             environment["POSTROOM_FAILPOINTS_LOG"] = str(log)
-        if "nats" not in options:
+        if "broker" not in options:
             options.setdefault("record", str(self.record))
         settings = QUICK | options.pop("settings", {})
         return self._start("relay", environment, settings=settings, **options)

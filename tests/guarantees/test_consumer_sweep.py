@@ -1,0 +1,93 @@
+"""A consumer may die at any line: killed at every point it passes, each effect comes once.
+
+receive → enter → claim → handler → commit → acknowledge, and what is kept of failures: the points
+are learnt from a run in which nothing goes wrong, and then each is the end of a run of its own, by
+a kill or by an error before or after the effect.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from counters import Counter
+from sweeping import Case, full_size, kills, learn, sweep, tell
+from worlds import KINDS, World
+
+from helpers import eventually
+
+pytestmark = pytest.mark.guarantee
+
+SMALL = {"chunk_rows": 4, "concurrency": 2, "in_hand_rows": 16}
+
+
+def finish(counter: Counter, child: object) -> int:
+    """Let a consumer work until all is done, or until it ends by itself; then it must stop."""
+    eventually(lambda: counter.settled() or child.code is not None, 60, interval=0.05)  # type: ignore[attr-defined]
+    child.terminate()  # type: ignore[attr-defined]
+    return child.wait()  # type: ignore[attr-defined,no-any-return]
+
+
+def errors(points: dict[str, int]) -> list[Case]:
+    """The first pass of each point fails; at full size the last one too."""
+    return [
+        Case("error", (point,), at)
+        for point, passes in sorted(points.items())
+        for at in sorted({1, passes} if full_size() else {1})
+    ]
+
+
+def run_case(world: World, case: Case) -> str:
+    counter = Counter(world)
+    counter.send_scenario()
+    child = counter.start(case.failpoints, settings=SMALL)
+    code = finish(counter, child)
+    if not counter.settled():
+        assert code != 0, "a consumer that stopped in good order left work behind"
+        successor = counter.start(settings=SMALL)
+        assert finish(counter, successor) == 0, successor.log
+    counter.judge()
+    end = "killed" if code == -9 else "survived" if code == 0 else "gave up"
+    return f"{case.action}: {end}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_consumer_may_die_at_any_point(kind: str, new_world: Callable[[str], World]) -> None:
+    begun = time.perf_counter()
+    world = new_world(kind)
+    log: Path = world.folder / "points"
+    counter = Counter(world)
+    counter.send_scenario()
+    child = counter.start(log=log, settings=SMALL)
+    assert finish(counter, child) == 0, child.log
+    counter.judge()
+    points = learn(log)
+    for stage in ("receive", "handler", "commit", "ack"):
+        assert points[f"consumer.{stage}.before"], stage
+    for query in ("enter", "claim", "park", "bury", "lease", "start", "drop_parked"):
+        assert points[f"sql.{query}.after"], query
+    chosen = [*kills(points), *errors(points)]
+    ends = sweep(lambda: new_world(kind), chosen, run_case)
+    tell(kind, begun, len(chosen), f"{len(points)} points", ends)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kills_at_random_moments(kind: str, new_world: Callable[[str], World], seed: str) -> None:
+    """Two consumers that take turns being killed, while messages keep coming."""
+    import random
+
+    dice = random.Random(seed)
+    world = new_world(kind)
+    counter = Counter(world)
+    kills, last = 12, dict.fromkeys(range(6), 0)
+    child = counter.start(settings=SMALL)
+    for _ in range(kills):
+        for _ in range(30):
+            key = dice.randrange(6)
+            counter.send(f"key-{key}", last[key], "transient" if dice.random() < 0.05 else "")
+            last[key] += 1
+        time.sleep(dice.random() * 0.4)  # the moment of the kill is the test
+        child.kill()
+        child = counter.start(settings=SMALL)
+    assert finish(counter, child) == 0, child.log
+    counter.judge()
