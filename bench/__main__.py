@@ -14,11 +14,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from bench import page, picture
 from bench.figures import Figures
 from bench.room import PEERS, Room, install_peers
-from bench.sections import backlog, drain, latency, publish, scale
+from bench.sections import backlog, brokers, consume, drain, latency, publish, scale
 
 SECTIONS: dict[str, Callable[[Room], Figures]] = {
     "drain": drain.noop,
     "nats": drain.nats,
+    "brokers": brokers.brokers,
     "hot-key": drain.hot_key,
     "latency": latency.latency,
     "tax": latency.tax,
@@ -27,6 +28,7 @@ SECTIONS: dict[str, Callable[[Room], Figures]] = {
     "pinned": backlog.pinned,
     "memory": scale.memory,
     "two-relays": scale.two,
+    "consume": consume.consume,
 }
 
 
@@ -79,7 +81,7 @@ def _write(found: dict[str, Figures], options: argparse.Namespace, console: Cons
         whole = {name: figures.as_json() for name, figures in found.items()}
         options.json.write_text(json.dumps(whole, indent=2) + "\n")
     if options.page:
-        page.write(found, options.page)
+        page.write(found, options.page, list(SECTIONS))
     if options.pictures:
         for path in picture.draw(found, options.pictures):
             console.print(f"wrote {path}")

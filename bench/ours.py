@@ -152,7 +152,8 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     """Let a relay do it; stops after `messages`, with what was read till then."""
     yes = YesBroker()
     yes.left = options.messages
-    url = options.nats or "yes://"
+    target = options.nats or options.broker
+    url = target or "yes://"
     found: dict[str, Any] = {}
     TimedStore.reads = []
     _use(TimedStore)
@@ -160,7 +161,7 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
     relay = Relay(
         options.database,
         url,
-        brokers=None if options.nats else {url: yes},
+        brokers=None if target else {url: yes},
         keep_delivered_seconds=KEEP_SECONDS if options.keep else 0,
         rebind=True,
     )

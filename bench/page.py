@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.figures import Figures, rows_of
@@ -10,16 +11,27 @@ from bench.figures import Figures, rows_of
 __all__ = ["write"]
 
 BEGIN, END = "<!-- figures of the last run -->", "<!-- end of figures -->"
+_SECTION = re.compile(r"^<!-- section (\S+) -->$", re.MULTILINE)
 
 
-def write(found: Mapping[str, Figures], page: Path) -> None:
-    """Put the tables of a run between the page's two marks; the rest is for people to write."""
+def write(found: Mapping[str, Figures], page: Path, order: Sequence[str]) -> None:
+    """Put the tables of a run between the page's two marks; the rest is for people to write.
+
+    Tables of sections that were not part of the run stay as they are. `order` is that of all.
+    """
     before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    old, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} has no place for figures: {BEGIN} … {END}")
-    tables = "\n\n".join(map(_table, found.values()))
-    page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}")
+    tables = _tables(old) | {name: _table(figures) for name, figures in found.items()}
+    named = [f"<!-- section {name} -->\n\n{tables[name]}" for name in order if name in tables]
+    page.write_text("\n\n".join([before + BEGIN, *named, END]) + after)
+
+
+def _tables(text: str) -> dict[str, str]:
+    """The tables that are there, by the sections they are of."""
+    _, *parts = _SECTION.split(text)
+    return {name: table.strip() for name, table in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _table(figures: Figures) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ sys.path.insert(0, str(HOME / "tests"))
 sys.path.insert(0, str(HERE / "peers"))
 import stage  # noqa: E402
 
-from servers import NatsServer, PostgresServer  # noqa: E402
+from servers import MariaDBServer, NatsServer, PostgresServer  # noqa: E402
+from servers.places import new_directory  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class System:
 
 
 OURS = System("postroom", HERE / "ours.py", sys.executable)
+CLIENTS = System("clients", HERE / "clients.py", sys.executable)
+CONSUMERS = System("consumers", HERE / "consumers.py", sys.executable)
 
 
 def _peer(name: str, folder: str, *options: str, ordered: bool) -> System:
@@ -85,6 +89,7 @@ class Room:
     _stack: ExitStack = field(default_factory=ExitStack)
     _postgres: PostgresServer | None = None
     _nats: NatsServer | None = None
+    _mariadb: MariaDBServer | None = None
     _databases: int = 0
 
     def __enter__(self) -> Room:
@@ -117,6 +122,28 @@ class Room:
         if self._nats is None:
             self._nats = self._stack.enter_context(NatsServer())
         return self._nats.url
+
+    @property
+    def mariadb(self) -> MariaDBServer:
+        if self._mariadb is None:
+            self._mariadb = self._stack.enter_context(MariaDBServer(fsync=True))
+        return self._mariadb
+
+    @contextmanager
+    def database_of(self, kind: str) -> Iterator[str]:
+        """An empty database of a kind, dropped at the end."""
+        self._databases += 1
+        name = f"bench_{self._databases}"
+        if kind == "sqlite":
+            folder = new_directory("sqlite")
+            yield f"sqlite:///{folder}/{name}.db"
+            shutil.rmtree(folder)
+            return
+        server = self.mariadb if kind == "mariadb" else self.postgres
+        try:
+            yield server.create_database(name)
+        finally:
+            server.drop_database(name)
 
     @contextmanager
     def database(self) -> Iterator[str]:
@@ -186,7 +213,7 @@ def _command(system: System, verb: str, arguments: Any, options: dict[str, objec
 
 
 def _environment() -> dict[str, str]:
-    paths = [str(HERE / "peers"), str(HOME / "src")]
+    paths = [str(HERE / "peers"), str(HOME / "src"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
 
 

@@ -32,6 +32,7 @@ def main(**verbs: Verb) -> None:
     parser.add_argument("verb", choices=[name.replace("_", "-") for name in verbs])
     parser.add_argument("--database", default="")
     parser.add_argument("--nats", default="", help="no address: a receiver that says yes at once")
+    parser.add_argument("--broker", default="", help="the address of a broker of any other kind")
     parser.add_argument("--messages", type=int, default=1000)
     parser.add_argument("--skew", action="store_true", help="half of all messages on one key")
     parser.add_argument("--strict", action="store_true", help="order per key")
