@@ -124,7 +124,7 @@ def test_options_reach_the_broker_of_their_scheme() -> None:
     broker = opened["nats://h"]
     assert isinstance(broker, NatsBroker)
     assert broker._max_unacked == 7
-    with pytest.raises(ConfigurationError, match=r"options for pigeon://.*known are call, "):
+    with pytest.raises(ConfigurationError, match=r"options for pigeon://.*known are amqp, "):
         open_brokers([], BrokerOptions(), {"pigeon": {}})
 
 
