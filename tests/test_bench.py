@@ -19,7 +19,6 @@ BIG = os.environ.get("POSTROOM_GUARANTEES") == "big"
 SECTIONS = EVERYDAY + (MORE if BIG else [])
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-with_guarantees = pytest.mark.skipif(not BIG, reason="it starts many processes")
 
 
 def run(tmp_path: Path, sections: list[str]) -> tuple[dict[str, Any], str, str]:
@@ -52,27 +51,26 @@ def test_every_postgres_nats_section_runs_and_draws(tmp_path: Path) -> None:
         assert (tmp_path / "pictures" / picture).read_text().endswith("</svg>\n")
 
 
-@linux
-@with_guarantees
-def test_consumers_on_postgres_mariadb_sqlite_are_measured(tmp_path: Path) -> None:
-    found, _, page = run(tmp_path, ["consume"])
-    rates = found["consume"]["numbers"]["rates"]
-    for kind in ("postgresql", *(["mariadb"] if REQUIRED else []), "sqlite"):
-        assert all(rate > 0 for rate in rates[kind].values()), kind
-    bars = [line for line in found["consume"]["lines"] if line["bar"]]
-    assert [line["bar"] for line in bars] == ["≥ 3", "≥ 3"]
-    assert kept(page) == kept((HOME / "docs" / "performance.md").read_text())
+if BIG:  # they start many processes
 
+    @linux
+    def test_consumers_on_postgres_mariadb_sqlite_are_measured(tmp_path: Path) -> None:
+        found, _, page = run(tmp_path, ["consume"])
+        rates = found["consume"]["numbers"]["rates"]
+        for kind in ("postgresql", *(["mariadb"] if REQUIRED else []), "sqlite"):
+            assert all(rate > 0 for rate in rates[kind].values()), kind
+        bars = [line for line in found["consume"]["lines"] if line["bar"]]
+        assert [line["bar"] for line in bars] == ["≥ 3", "≥ 3"]
+        assert kept(page) == kept((HOME / "docs" / "performance.md").read_text())
 
-@linux
-@with_guarantees
-def test_kafka_rabbitmq_redis_are_measured_beside_their_clients(tmp_path: Path) -> None:
-    found, _, page = run(tmp_path, ["brokers"])
-    lines = [line for line in found["brokers"]["lines"] if line["bar"]]
-    if REQUIRED:
-        assert [line["system"].split()[2] for line in lines] == ["Kafka", "RabbitMQ", "Redis"]
-    assert all(line["bar"] == "≥ 0.7" and line["ratio"] > 0 for line in lines)
-    assert kept(page) == kept((HOME / "docs" / "performance.md").read_text())
+    @linux
+    def test_kafka_rabbitmq_redis_are_measured_beside_their_clients(tmp_path: Path) -> None:
+        found, _, page = run(tmp_path, ["brokers"])
+        lines = [line for line in found["brokers"]["lines"] if line["bar"]]
+        if REQUIRED:
+            assert [line["system"].split()[2] for line in lines] == ["Kafka", "RabbitMQ", "Redis"]
+        assert all(line["bar"] == "≥ 0.7" and line["ratio"] > 0 for line in lines)
+        assert kept(page) == kept((HOME / "docs" / "performance.md").read_text())
 
 
 def kept(page: str) -> dict[str, str]:

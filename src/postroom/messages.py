@@ -447,8 +447,10 @@ def wire_headers(
     nothing else.
     """
     text = attribute_text if prefix == "ce-" else str
-    headers = {}
-    for name, value in message.headers.items():
+    headers, own = {}, message.headers
+    if not isinstance(own, dict):
+        raise TypeError(f"its headers are a {type(own).__name__}, not names with values")
+    for name, value in own.items():
         if name[:3].lower() == "ce-":
             name, value = prefix + name[3:].lower(), text(value)
         headers[name] = value

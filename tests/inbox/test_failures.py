@@ -165,9 +165,8 @@ async def test_the_same_id_with_other_content_is_buried_and_not_skipped(house: H
     done = await house.applying().drain_once()
     assert (done.handled, done.duplicates) == (1, 0)
     assert house.by_key() == {"k": [1, 3]}
-    (letter,) = house.letters()
-    assert letter["error_code"] == "content_changed"
-    assert first.id in letter["error"]
+    assert [letter["error_code"] for letter in house.letters()] == ["content_changed"]
+    assert first.id in house.letters()[0]["error"]
     # It may come as often as it likes: it is one letter.
     await house.send(other)
     await house.applying().drain_once()

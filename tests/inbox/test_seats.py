@@ -51,7 +51,6 @@ async def test_what_a_sleeper_has_in_memory_is_void(house: House) -> None:
     assert house.broker.unacknowledged("billing") == 0
 
 
-@pytest.mark.parametrize("house", ["postgresql", "mariadb"], indirect=True)
 async def test_what_came_under_an_older_epoch_is_void(house: House) -> None:
     """Even if this very process has taken the seat anew since: the broker begins again then."""
     consumer = house.applying(chunk_rows=1)
@@ -72,6 +71,7 @@ async def test_what_came_under_an_older_epoch_is_void(house: House) -> None:
     assert len(house.inbox()) == 1
 
 
+@pytest.mark.parametrize("house", ["postgresql", "mariadb"], indirect=True)
 async def test_a_frozen_transaction_does_not_keep_the_others_waiting_for_ever(
     house: House,
 ) -> None:

@@ -278,7 +278,7 @@ def sigterm_exits() -> None:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         return await work
 
-    cli_relay._until_stopped = until_stopped
+    cli_relay.until_stopped = until_stopped
 
 
 # ── Publishing ─────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,8 @@ from uuid import UUID
 from postroom import alerts, messages
 from postroom.databases import database, opening
 from postroom.outbox import lane as lane_module
-from postroom.outbox import office, relay, rules, sending, vitals, watch
+from postroom.outbox import office, relay, rules, sending, watch
+from postroom.worker import vitals
 
 from .loop import clocks
 from .server import Link

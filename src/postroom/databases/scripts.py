@@ -93,7 +93,8 @@ def would_lose(connection: Connection, dialect: str, versions: Sequence[int]) ->
     # Elsewhere the turn itself keeps publishers out (SQLite), or nothing can (MariaDB).
     if dialect == "postgresql" and 1 in versions:
         rows(connection, dialect, "stop_publishing")
-    for loss in (loss for version in versions for loss in _PRECIOUS.get(version, ())):
+    # What is worst comes first: messages that were never delivered.
+    for loss in (loss for version in sorted(versions) for loss in _PRECIOUS.get(version, ())):
         if loss.table in present and rows(connection, dialect, f"{loss.table}_any"):
             return loss
     return None
