@@ -9,6 +9,7 @@ from typing import Any
 
 from postroom.flow import Rows
 from postroom.messages import Message
+from postroom.outbox.office import SCHEMA_VERSION
 
 from .loop import OUTSIDE, Process
 
@@ -82,7 +83,7 @@ class Tables:
         self.worker: dict[str, float] = {}
         self.archive: dict[str, float] = {}  # when each was delivered
         self.dedup: dict[str, float] = {}  # when each was published
-        self.meta: dict[str, str] = {"schema_version": "2", "oldest_code": "1"}
+        self.meta: dict[str, str] = {"schema_version": str(SCHEMA_VERSION), "oldest_code": "1"}
 
     def next_position(self) -> int:
         """A sequence knows no transactions."""
