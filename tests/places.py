@@ -335,7 +335,7 @@ class AmqpPlace(_Killable):
             kind = {"x-queue-type": "quorum"}
             await channel.queue_declare(self.topic, durable=True, arguments=kind)
             await channel.queue_bind(self.topic, "conformance", self.topic)
-        await self._rabbitmq.written_down()
+        await self._rabbitmq.written_down(self.topic)
 
     async def arrived(self) -> list[Arrived]:
         async with aiormq.connect(self._server.url) as connection:

@@ -196,6 +196,7 @@ class AmqpPlace(ServedPlace):
         super().__init__(server)
         self._rabbitmq = server
         self._exchange = f"e{new_id()}"
+        self._queues = [f"{self._exchange}.{consumer}" for consumer in CONSUMERS]
         self.url = f"{server.url}?exchange={self._exchange}&queue_type={self.kind}&heartbeat=2"
 
     async def make(self, topic: str) -> None:
@@ -208,14 +209,15 @@ class AmqpPlace(ServedPlace):
             await channel.basic_publish(payload, exchange=self._exchange, routing_key=self.topic)
 
     async def written_down(self) -> None:
-        await self._rabbitmq.written_down()
+        if self.kind == "quorum":
+            await self._rabbitmq.written_down(*self._queues)
 
     async def end(self) -> None:
         await super().end()
         async with aiormq.connect(self._server.url) as connection:
             channel = await connection.channel()
-            for consumer in CONSUMERS:
-                await channel.queue_delete(f"{self._exchange}.{consumer}")
+            for queue in self._queues:
+                await channel.queue_delete(queue)
             await channel.exchange_delete(self._exchange)
 
 

@@ -91,7 +91,7 @@ def test_each_effect_once_and_in_order(
     consumers = Bookkeepers(world, CONSUMERS, seed, broker=url, topic=topic)
     eventually(consumers.ready, 90, interval=0.1)
     if broker == "rabbitmq":
-        asyncio.run(server.written_down())
+        asyncio.run(server.written_down(f"{topic}.books"))
     marks = str(world.folder / "mark")
     relays = Crew(world, RELAYS, seed, SLOWER, broker=url, marks=marks)
     writers = _start_writers(world, topic, seed)

@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 from consuming import House, apply, make_house, note, notes
+from sqlalchemy import text
 
 from helpers import eventually_async
+from postroom.inbox import store
+from postroom.inbox.rules import LOST_TRIES
+from postroom.retry import RetryPolicy
 from servers import MariaDBServer, PostgresServer
 from stages import Stages
 
@@ -47,10 +51,18 @@ async def test_the_database_is_killed_and_comes_back(
     next(made, None)
 
 
-@pytest.mark.parametrize("house", ["postgresql"], indirect=True)
-async def test_a_backend_that_is_ended_in_a_handler_costs_no_attempt(house: House) -> None:
-    from sqlalchemy import text
+async def end_its_connection(house: House, tx: Any) -> None:
+    """The server ends the connection that a handler works on."""
+    kind = house.stage.database
+    ask = "SELECT pg_backend_pid()" if kind == "postgresql" else "SELECT connection_id()"
+    end = "SELECT pg_terminate_backend({})" if kind == "postgresql" else "KILL {}"
+    number = (await tx.execute(text(ask))).scalar_one()
+    house.stage.query(end.format(number))
+    await tx.execute(text("SELECT 1"))
 
+
+@pytest.mark.parametrize("house", ["postgresql", "mariadb"], indirect=True)
+async def test_a_backend_that_is_ended_in_a_handler_costs_no_attempt(house: House) -> None:
     consumer, ended = house.consumer(), []
 
     @consumer.on("note")
@@ -58,15 +70,59 @@ async def test_a_backend_that_is_ended_in_a_handler_costs_no_attempt(house: Hous
         await apply(tx, event)
         if not ended:
             ended.append(True)
-            pid = (await tx.execute(text("SELECT pg_backend_pid()"))).scalar_one()
-            house.stage.query("SELECT pg_terminate_backend(%s)", pid)
-            await tx.execute(text("SELECT 1"))
+            await end_its_connection(house, tx)
 
     async with consumer:
         await house.send(note("k", 0), note("k", 1))
         await eventually_async(lambda: len(house.effects()) == 2)
     assert house.by_key() == {"k": [0, 1]}
     assert consumer.tally.failed == 0
+
+
+@pytest.mark.parametrize("house", ["postgresql", "mariadb"], indirect=True)
+async def test_a_database_that_is_lost_in_the_last_attempt_buries_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LEASE_SECONDS", 0.2)
+    consumer, runs = house.consumer(retry=RetryPolicy((0.01,), attempts=2), chunk_rows=1), 0
+
+    @consumer.on("note")
+    async def handle(event: Any, tx: Any) -> None:
+        nonlocal runs
+        await apply(tx, event)
+        if event["n"] == 0:
+            runs += 1
+            if runs == 1:
+                raise RuntimeError
+            if runs < 2 + LOST_TRIES:
+                await end_its_connection(house, tx)
+
+    async with consumer:
+        await house.send(note("k", 0), note("k", 1))
+        await eventually_async(lambda: len(house.effects()) == 2, 30)
+    assert house.by_key() == {"k": [0, 1]}
+    assert (consumer.tally.failed, consumer.tally.buried) == (1, 0)
+
+
+@pytest.mark.parametrize("house", ["postgresql", "mariadb"], indirect=True)
+async def test_a_handler_that_always_ends_its_connection_is_found_out(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a message takes all others down with it, so it is not tried for ever."""
+    monkeypatch.setattr(store, "LEASE_SECONDS", 0.2)
+    consumer = house.consumer(retry=RetryPolicy((0.01,), attempts=2), chunk_rows=1)
+
+    @consumer.on("note")
+    async def handle(event: Any, tx: Any) -> None:
+        await apply(tx, event)
+        if event["key"] == "bad":
+            await end_its_connection(house, tx)
+
+    async with consumer:
+        await house.send(note("bad", 0), *(note("good", n) for n in range(3)))
+        await eventually_async(lambda: len(house.effects()) == 3 and house.letters(), 60)
+    assert house.by_key() == {"good": [0, 1, 2]}
+    assert [each["error_code"] for each in house.letters()] == ["worker_died"]
 
 
 async def test_the_broker_is_down_and_comes_back(house: House) -> None:

@@ -26,8 +26,9 @@ class RabbitMQServer(Server):
 
     Persistent messages survive its death. `config` is added to its own.
 
-    `await written_down()` after a quorum queue is made: before version 3.13.4 it takes the server
-    half a second to put on disk that there is one, and if it dies within it the queue is empty.
+    `await written_down(queue)` after a quorum queue is made: before version 3.13.4 it takes the
+    server about a second to put on disk that there is one, and if it dies within it the queue
+    comes back empty, without a leader, or not at all.
     """
 
     name = "RabbitMQ"
@@ -100,10 +101,17 @@ class RabbitMQServer(Server):
             if client.recv(1) != b"\x01":
                 raise ConnectionError("it does not speak AMQP 0-9-1")
 
-    @staticmethod
-    async def written_down() -> None:
-        """Wait until queues made so far would be there again after a kill."""
-        await asyncio.sleep(1.5)
+    async def written_down(self, *queues: str) -> None:
+        """Wait until these quorum queues would be there again after a kill."""
+        self.require_private()
+
+        def all_there() -> bool:
+            found = b"".join(file.read_bytes() for file in self.directory.rglob("names.dets"))
+            return all(queue.encode() in found for queue in queues)
+
+        async with asyncio.timeout(60):
+            while not await asyncio.to_thread(all_there):
+                await asyncio.sleep(0.05)
 
     def control(self, *words: str) -> str:
         """Run `rabbitmqctl` on it, and give what it says."""

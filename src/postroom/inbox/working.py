@@ -20,7 +20,16 @@ from postroom import signals
 from postroom.dead_letters.rules import add_history
 from postroom.errors import Rejected
 from postroom.inbox.carrying import Call, Carrier, Conflict, Do, HandlerFailed, Steps, nobody
-from postroom.inbox.rules import SUSPECT_AFTER, Bury, Letter, Retry, Verdict, chunks, verdict
+from postroom.inbox.rules import (
+    LOST_TRIES,
+    SUSPECT_AFTER,
+    Bury,
+    Letter,
+    Retry,
+    Verdict,
+    chunks,
+    verdict,
+)
 from postroom.inbox.store import Failure, Opened
 from postroom.retry import RetryPolicy
 
@@ -140,13 +149,18 @@ class Worker(Carrier):
     # ── what waits to be tried again ───────────────────────────────────────────────────────────
 
     async def _retry(self, due: Letter) -> None:
-        """Try a parked message; the attempt is counted before it begins."""
+        """Try a parked message; the attempt is counted before it begins.
+
+        One that was lost with its process or its database may have been nobody's fault: after the
+        last that the policy allows there are a few more, so that it takes several losses in a row
+        to bury a message that did not fail.
+        """
         letter: Letter | None = await self.own(lambda: self.desk.store.start(due))
         if letter is None:
             return
         handler = self.desk.handlers.find(letter.type)
-        if handler is None or letter.attempts > self._policy(letter).attempts:
-            died = f"the process ended during attempt {due.attempts}, or was lost in it"
+        if handler is None or letter.attempts > self._policy(letter).attempts + LOST_TRIES:
+            died = f"the process or its database was lost in attempt {due.attempts}, once too often"
             error = Rejected(died, code="worker_died") if handler else nobody(letter)
             await self._fail(self._failure(letter, error, attempt=letter.attempts))
             return
