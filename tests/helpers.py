@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
@@ -49,6 +50,26 @@ def eventually(
                 return value
             patience.saw(value)
         time.sleep(interval)
+
+
+def until_none_left(left: Callable[[], int], still_seconds: float = 60.0) -> None:
+    """Wait until none is left, for as long as it gets fewer: a slow machine may take its time.
+
+    An error counts as "not known yet".
+    """
+    fewest, patience = sys.maxsize, _Patience(still_seconds)
+    while True:
+        try:
+            now = left()
+        except Exception as error:
+            patience.saw(error)
+        else:
+            if not now:
+                return
+            if now < fewest:
+                fewest, patience = now, _Patience(still_seconds)
+            patience.saw(f"{now} left")
+        time.sleep(0.2)
 
 
 @overload

@@ -13,7 +13,7 @@ from bench.room import CLIENTS, OURS, Room, stage
 from servers import KafkaServer, RabbitMQServer, RedisServer, Unavailable
 
 ROUNDS = 3
-MESSAGES = (50_000, 500)
+QUICK = 500
 EXCHANGE = "bench"
 PARTITIONS = 8
 BAR = 0.7
@@ -32,6 +32,7 @@ class Place(NamedTuple):
     name: str
     verb: str  # of the program of clients
     client: str
+    messages: int  # so many that starting is a small part of it
     open: Callable[[], AbstractContextManager[Target]]
 
 
@@ -51,7 +52,7 @@ def brokers(room: Room) -> Figures:
 
 
 def _measure(room: Room, figures: Figures, place: Place, target: Target) -> None:
-    count = room.size(*MESSAGES)
+    count = room.size(place.messages, QUICK)
     ours, alone = f"postroom to {place.name}", f"adapter for {place.name}, no relay"
     ways: dict[str, Callable[[], Any]] = {
         place.client: lambda: _alone(room, place.verb, target, count),
@@ -126,7 +127,7 @@ def _redis() -> Iterator[Target]:
 
 
 PLACES = (
-    Place("Kafka", "kafka", "confluent-kafka", _kafka),
-    Place("RabbitMQ", "rabbitmq", "aiormq (aio-pika)", _rabbitmq),
-    Place("Redis Streams", "redis", "redis-py", _redis),
+    Place("Kafka", "kafka", "confluent-kafka", 200_000, _kafka),
+    Place("RabbitMQ", "rabbitmq", "aiormq (aio-pika)", 50_000, _rabbitmq),
+    Place("Redis Streams", "redis", "redis-py", 100_000, _redis),
 )

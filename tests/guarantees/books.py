@@ -14,7 +14,7 @@ from nursery import Child
 from sqlalchemy import text
 from worlds import World, together
 
-from helpers import eventually
+from helpers import until_none_left
 from postroom import Consumer
 from postroom.errors import PostroomError
 
@@ -78,14 +78,14 @@ class Bookkeepers(Crew):
         """Wait until every committed fact has its effect, then send everybody home."""
         history = self._history()
 
-        def finished() -> bool:
+        def left() -> int:
             self.replace_ended()
             ((rows,),) = self.world.tables.query("SELECT COUNT(*) FROM effect")
             ((held,),) = self.world.tables.query("SELECT COUNT(*) FROM {p}inbox_held")
-            return int(rows) >= len(history.committed) and not held
+            return max(len(history.committed) - int(rows), 0) + int(held)
 
         try:
-            eventually(finished, 180, interval=0.2, retry=(Exception,))
+            until_none_left(left)
         except AssertionError as error:
             lost = history.committed.keys() - {id for id, _, _ in self.effects()}
             logs = together(self._everyone[-9:])[-9000:]

@@ -14,7 +14,7 @@ from history import Delivery, History, check
 from nursery import Child
 from worlds import World, together
 
-from helpers import eventually
+from helpers import eventually, until_none_left
 from servers import Server
 
 LEASE = 2.0
@@ -122,12 +122,12 @@ class Crew:
     def drain(self) -> None:
         """Heal: what is left is drained, and everybody goes home."""
 
-        def drained() -> bool:
+        def left() -> int:
             self.replace_ended()
-            return self.world.settled()
+            return self.world.tables.waiting()
 
         try:
-            eventually(drained, 120, interval=0.2, retry=(Exception,))
+            until_none_left(left)
         except AssertionError as error:
             raise AssertionError(together(self._everyone[-9:])[-9000:]) from error
         self.dismiss()

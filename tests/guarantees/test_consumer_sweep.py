@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from counters import Counter
-from sweeping import Case, full_size, kills, learn, sweep, tell
+from sweeping import Case, full_size, kills, learn, sweep, tell, together
 from worlds import KINDS, World
 
 from helpers import eventually
@@ -29,12 +29,17 @@ def finish(counter: Counter, child: object) -> int:
 
 
 def errors(points: dict[str, int]) -> list[Case]:
-    """The first pass of each point fails; at full size the last one too."""
-    return [
-        Case("error", (point,), at)
-        for point, passes in sorted(points.items())
-        for at in sorted({1, passes} if full_size() else {1})
-    ]
+    """The first pass of each point fails; at full size alone, and the last one too."""
+    if full_size():
+        return [
+            Case("error", (point,), at)
+            for point, passes in sorted(points.items())
+            for at in sorted({1, passes})
+        ]
+    # What fails at the start ends the consumer, and nothing behind it would be come to.
+    fatal = sorted(point for point in points if point.startswith(("link.", "sql.meta")))
+    survived = sorted(points.keys() - set(fatal))
+    return [Case("error", tuple(group)) for group in [*([p] for p in fatal), *together(survived)]]
 
 
 def run_case(world: World, case: Case) -> str:
