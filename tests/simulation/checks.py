@@ -92,9 +92,11 @@ def _duplicates(world: World) -> Iterator[str]:
     for id, arrivals in sends.items():
         arrivals.sort(key=lambda arrival: arrival.send.at)
         for before, again in pairwise(arrivals):
-            if not _given_up(world, before, again.send.at) and not any(
-                _excuses(world, fault, before.send, again.send) for fault in world.faults
+            if _given_up(world, before, again.send.at) or world.stops.cut(
+                before.send.process, id, before.send.at, again.send.at
             ):
+                continue
+            if not any(_excuses(world, fault, before.send, again.send) for fault in world.faults):
                 yield f"message {numbers.get(id)} came twice for no reason"
 
 

@@ -41,6 +41,7 @@ class Send:
     """A batch on its way to a broker, until its sender knows more or gives it up."""
 
     process: Process
+    lane: int
     at: float
     ended_at: float | None = None
     answered: bool = False
@@ -66,6 +67,7 @@ class Exchange:
         self.process = Process("brokers")
         self.context = loop.inside(self.process)
         self.mood = Mood()
+        self.sends: list[Send] = []
         self.arrivals: list[Arrival] = []
         self.poison: set[str] = set()
         self.refusals: Counter[str] = Counter()  # answers that may cost an attempt
@@ -154,7 +156,8 @@ class SimulatedBroker:
         if exchange.random.random() < exchange.mood.raises:
             exchange.refusals.update(message.id for message in batch)
             raise RuntimeError("a bug in the adapter")
-        reply, sent = loop.create_future(), Send(process, loop.now)
+        reply, sent = loop.create_future(), Send(process, batch[0].lane, loop.now)
+        exchange.sends.append(sent)
         context = exchange.context
         loop.call_later(
             exchange._delay(), exchange.take, self._url, batch, sent, reply, context=context

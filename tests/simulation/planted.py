@@ -10,6 +10,7 @@ from postroom.brokers.base import Outcome, Transient, Unknown
 from postroom.messages import Message
 from postroom.outbox import lane, office, rules, sending
 from postroom.outbox.rules import SETTLED, Horizon, Settled, Verdict
+from postroom.outbox.store import Fence
 
 from .size import SMALL, Size
 from .tables import LANES, LaneRow, Row, Values
@@ -26,6 +27,10 @@ class Bug:
     world: type[World] = World
     plant: Callable[[], Any] = nullcontext
     size: Size = SMALL
+
+
+# Relays are told to stop, and nothing worse befalls anybody.
+HURRIED = Size(transactions=8, troubles=("stop",), latency_seconds=0.1)
 
 
 class NoFence(View):
@@ -71,6 +76,16 @@ class PrunesAll(View):
         return super().prune_dedup({**values, "keep_seconds": 0})
 
 
+class KeepsJournal(View):
+    """What was sent and settled stands in the journal for ever."""
+
+    def journal_clear(self, values: Values) -> None:
+        pass
+
+    def journal_clear_all(self, values: Values) -> None:
+        pass
+
+
 class LastRead(Horizon):
     """The watermark stands at the last position that was read."""
 
@@ -114,6 +129,22 @@ def _blames_the_message(outcome: Outcome, *rest: Any) -> Verdict:
     return rules.verdict(outcome, *rest)
 
 
+async def _keeps_its_lanes(self: Any, fences: Sequence[Fence]) -> None:
+    pass
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    hand_over = office.Office._hand_everything_over
+
+    async def at_once(self: Any) -> None:
+        self.settings = replace(self.settings, grace_seconds=0)
+        await hand_over(self)
+
+    with patch.object(office.Office, "_hand_everything_over", at_once):
+        yield
+
+
 BUGS = {
     "no fence": Bug(
         ("wrote into a lane of another",),
@@ -149,6 +180,16 @@ BUGS = {
     "exit at SIGTERM": Bug(
         ("came twice",),
         world=ExitsAtOnce,
-        size=Size(transactions=8, troubles=("stop",), latency_seconds=0.1),
+        size=HURRIED,
     ),
+    "lanes not given back": Bug(
+        ("stopped and left lanes",),
+        plant=lambda: patch.object(office.Office, "_release", _keeps_its_lanes),
+    ),
+    "journal not cleared": Bug(
+        ("stopped and left the journal",),
+        view=KeepsJournal,
+        size=HURRIED,
+    ),
+    "grace not waited for": Bug(("stopped and left lanes",), plant=_impatient, size=HURRIED),
 }

@@ -120,6 +120,7 @@ class Server:
         self._context = loop.inside(self.process)
         self.weather = Weather()
         self.up = True
+        self.rose_at = -math.inf  # when it was back after its last restart
         self.tables = Tables(lambda: loop.now)
         self.publishers: dict[str, Publisher] = {}
         self._view = view
@@ -213,7 +214,7 @@ class Server:
         self._later(seconds, self._rise)
 
     def _rise(self) -> None:
-        self.up = True
+        self.up, self.rose_at = True, self.loop.now
         self.trace("up")
 
     # ── sessions ───────────────────────────────────────────────────────────────────────────────

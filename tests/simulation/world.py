@@ -17,11 +17,12 @@ from postroom.outbox.relay import Relay
 
 from .application import Application, Fact
 from .exchange import Exchange, Mood
-from .loop import Loop, Process, Task
+from .loop import Loop, Process, Task, current
 from .nemesis import Nemesis
 from .server import Server
 from .size import ROUTES, TROUBLES, Size
 from .stage import simulated
+from .stops import Stops
 from .view import View
 
 URL = "postgresql://sim@sim/sim"
@@ -39,6 +40,7 @@ class Living:
     relay: Relay | None = None
     task: Task | None = None
     stopped: bool = False
+    told_at: float | None = None  # when it was told to stop
     once: bool = False  # a scheduler called it to drain what is there
 
 
@@ -71,6 +73,7 @@ class World:
         self.relays: list[Living] = []
         self.ended: list[Living] = []
         self._names = count(1)
+        self.stops = Stops(self)
         self.application = Application(self.loop, self.server, size, Random(seed + 4), self.trace)
         self.exchange.poison = self.application.poison
         self.nemesis = Nemesis(self, self.here, Random(seed + 7))
@@ -85,7 +88,8 @@ class World:
             "in_flight_rows": dice.choice((100, 200)),
             "poll_min_seconds": 0.05,
             "poll_max_seconds": dice.choice((0.2, 1.0, 1.0, 1.0)),
-            "grace_seconds": 10,
+            # Some are in a hurry. Dice of its own: what they throw decides nothing else.
+            "grace_seconds": Random(seed + 8).choice((10,) * 7 + (0,)),
             "rescan_seconds": 15,
             "keep_delivered_seconds": dice.choice((0, 86_400)),
             "keep_dedup_seconds": 86_400,
@@ -129,13 +133,15 @@ class World:
     def _hear(self, name: str, fields: dict[str, Any]) -> None:
         if name == "lane.late":
             self.wrong.append(f"a rescan found position {fields['position']}: it had been passed")
+        else:
+            self.stops.hear(current(), fields)
 
     # ── the story ──────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
         """Play the schedule to its end."""
         with simulated(self):
-            unlisten = signals.listen(self._hear, only=["lane.late"])
+            unlisten = signals.listen(self._hear, only=["lane.late", "relay.unsettled"])
             try:
                 self.loop.run_until(self.loop.spawn(self.here, self._story))
             finally:
@@ -277,7 +283,7 @@ class World:
         await relay.close()
 
     def _look_after_stop(self, living: Living) -> None:
-        """A relay that ended in good order has left nothing behind."""
+        """A relay that ended in good order has left nothing behind but what `stops` allows."""
         if living in self.relays:
             self.relays.remove(living)
             self.ended.append(living)
@@ -285,19 +291,14 @@ class World:
             return
         living.process.dead = True
         self.trace("stopped", living.process.name)
-        if any(fault.process in (None, living.process) for fault in self.faults):
-            return
-        tables, owner = self.server.tables, living.relay.owner
-        left = [lane for lane, row in tables.lane.items() if row.owner == owner]
-        left += [lane for lane, who, _ in tables.batch if who == owner]
-        if left or owner in tables.worker:
-            self.wrong.append(f"{living.process.name} stopped and left something in lanes {left}")
+        if left := self.stops.left(living):
+            self.wrong.append(f"{living.process.name} stopped and left {left}")
 
     def stop(self, living: Living) -> None:
         """SIGTERM."""
         self.relays.remove(living)
         self.ended.append(living)
-        living.stopped = True
+        living.stopped, living.told_at = True, self.loop.now
         self.trace("stop", living.process.name)
         if living.relay is not None:
             living.relay.stop()
