@@ -22,6 +22,7 @@ from postroom.brokers.kafka_proof import Proof
 from postroom.brokers.kafka_wire import (
     ALL_BROKERS_DOWN,
     AUTHENTICATION,
+    FATAL,
     GAPLESS,
     PURGED,
     Headers,
@@ -180,7 +181,7 @@ class Link:
         self._keep_polling()
 
     def _hand_over(self, sending: Sending, index: int, headers: Headers, place: int) -> bool:
-        """Give one message to librdkafka; False if it has no room."""
+        """Give one message to librdkafka; False if it has no room, or is at its end."""
         message = sending.batch[index]
         ticket = self._free.pop() if self._free else _Ticket(self)
         ticket.sending, ticket.index, ticket.size = sending, index, message.size
@@ -193,6 +194,10 @@ class Link:
             self._max_rows = max(self._rows, 1)
             return False
         except Exception as error:
+            if _code(error) == FATAL:
+                self.lose()
+                self.serve()  # which tells why
+                return False
             sending.refuse(index, self._refusal(error, message.topic))
         else:
             self._rows += 1
@@ -225,8 +230,8 @@ class Link:
         try:
             return 0 if self.producer is None else int(self.producer.poll(0))
         except Exception as error:  # so confluent-kafka tells of a fatal one
-            code = error.args[0].code() if hasattr(error.args[0], "code") else 0
-            self.lose(self._without_secrets(describe(error)), fatal=code != GAPLESS)
+            why = self._without_secrets(describe(error))
+            self.lose(why, fatal=_code(error) != GAPLESS)
             return 1
 
     def settle(self, ticket: _Ticket, sending: Sending, error: Any) -> None:
@@ -337,6 +342,12 @@ class Link:
         self.lost = True
         self.wake()
         return box
+
+
+def _code(error: Exception) -> int:
+    """The code of librdkafka's own exceptions, which only the library knows; 0 for others."""
+    said = error.args[0] if error.args else None
+    return int(said.code()) if hasattr(said, "code") else 0
 
 
 def _rouse(waiter: asyncio.Future[None]) -> None:
