@@ -281,6 +281,7 @@ def test_what_may_go_again() -> None:
     assert without_blame(outcomes[1]) == NOT_SENT
     assert merge(lost, barred) == Unknown("not_permitted", "", "topic")
     assert merge(NOT_SENT, barred) == barred
+    assert merge(lost, BEHIND) == BEHIND
 
 
 def test_one_that_was_refused_for_another_of_its_batch_is_tried_alone() -> None:

@@ -72,7 +72,7 @@ def silent_topics(batch: Sequence[Message], outcomes: Sequence[Outcome]) -> set[
 
 def merge(before: Outcome, now: Outcome) -> Outcome:
     """What is known after a message went out again: it may have arrived the first time."""
-    if isinstance(before, Unknown) and isinstance(now, Transient):
+    if isinstance(before, Unknown) and isinstance(now, Transient) and now != BEHIND:
         return Unknown(now.code, now.text, now.down)
     return now
 
