@@ -39,20 +39,22 @@ def again(
     batch: Sequence[Message], outcomes: list[Outcome], sent: Sequence[int], *, spent: bool
 ) -> list[int]:
     """Which of the messages just sent may go out again: refused as part of a batch, or without
-    a report because another message ended the producer. `spent`: the producer's own fault."""
+    a report because another message ended the producer. `spent`: the producer's own fault. What
+    follows a message that was refused on its own account is `BEHIND`."""
     found: list[int] = []
-    stopped: set[tuple[str, str]] = set()
+    stopped: dict[tuple[str, str], Outcome] = {}
     for index in sent:
         outcome = outcomes[index]
         if outcome == DELIVERED:
             continue
         order = batch[index].order
         if order in stopped:
-            outcomes[index] = BEHIND
+            if _was_refused(stopped[order]) or _blames_the_batch(outcome):
+                outcomes[index] = BEHIND
         elif _blames_the_batch(outcome) or outcome == BEHIND or (_unheard(outcome) and not spent):
             found.append(index)
         else:
-            stopped.add(order)
+            stopped[order] = outcome
     return found
 
 
@@ -96,6 +98,11 @@ def _blames_the_batch(outcome: Outcome) -> bool:
 
 def _unheard(outcome: Outcome) -> bool:
     """Whether nothing was said of it: it was thrown away with its producer."""
-    return outcome == NOT_SENT or (
-        isinstance(outcome, Unknown) and outcome.code in ("timeout", "connection_lost")
-    )
+    if isinstance(outcome, Transient):
+        return outcome.code == NOT_SENT.code
+    return isinstance(outcome, Unknown) and outcome.code in ("timeout", "connection_lost")
+
+
+def _was_refused(outcome: Outcome) -> bool:
+    """Whether it certainly did not arrive, on its own account."""
+    return not isinstance(outcome, Unknown) and not _unheard(outcome)
