@@ -346,7 +346,7 @@ class Link:
 
 def _code(error: Exception) -> int:
     """The code of librdkafka's own exceptions, which only the library knows; 0 for others."""
-    said = error.args[0] if error.args else None
+    said: Any = error.args[0] if error.args else None
     return int(said.code()) if hasattr(said, "code") else 0
 
 
