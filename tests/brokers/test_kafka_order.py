@@ -17,7 +17,7 @@ from postroom.brokers.kafka_wire import NOT_SENT, judge
 from postroom.messages import Message, new_id
 from servers import KafkaServer
 
-SMALL = {"batch.num.messages": "10"}  # many requests, several of them on their way
+SMALL = {"batch.num.messages": "10", "linger.ms": "50"}  # many requests, all of them full
 TOO_LARGE = b"x" * 30_000
 
 
@@ -55,7 +55,7 @@ async def started(cluster: MockCluster) -> KafkaBroker:
     return broker
 
 
-@pytest.mark.parametrize("name", ["MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG"])
+@pytest.mark.parametrize("name", ["MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "INVALID_TIMESTAMP"])
 @pytest.mark.parametrize("fine_before", [0, 3])
 async def test_nothing_passes_a_batch_that_is_refused(name: str, fine_before: int) -> None:
     with mock_cluster() as cluster:
@@ -116,6 +116,18 @@ async def test_what_can_be_tried_again_neither_passes_nor_doubles() -> None:
         assert await broker.send(batch) == [Delivered()] * 300
         await broker.close()
         assert cluster.read("orders")[1:] == [message.payload for message in batch]
+
+
+async def test_a_partition_that_takes_any_number_loses_nothing() -> None:
+    """Were a second request on its way, its yes would be taken for one to the first."""
+    with mock_cluster() as cluster:
+        cluster.create_topic("orders")
+        broker = open_kafka(cluster.url, batch_num_messages="1")
+        cluster.fail_produce(KafkaError.NOT_ENOUGH_REPLICAS)
+        batch = make_messages(60, keys=1)
+        assert await broker.send(batch) == [Delivered()] * 60
+        await broker.close()
+        assert cluster.read("orders") == [message.payload for message in batch]
 
 
 async def test_a_header_that_is_none_keeps_back_what_comes_later() -> None:
