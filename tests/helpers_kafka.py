@@ -64,7 +64,7 @@ class MockCluster:
     """librdkafka's own cluster for tests, which answers with errors when told to.
 
     It lives inside a producer that is otherwise not used; ctypes reaches what Python's library does
-    not offer.
+    not offer. It takes any sequence number, as Kafka does where it does not know the producer.
     """
 
     def __init__(self, brokers: int = 1) -> None:

@@ -279,7 +279,7 @@ def test_the_numbers_of_errors_are_the_librarys() -> None:
 
 
 async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
-    shelf.make()
+    shelf.make(partitions=1)
     assert await shelf.broker.send([make_message(topic=shelf.topic)]) == [Delivered()]
     shelf.server.require_private()
     batch = make_messages(50, topic=shelf.topic)

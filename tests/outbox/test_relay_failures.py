@@ -8,6 +8,7 @@ from relaying import QUICK_RETRY, Post, by_key, note, told
 
 from helpers import eventually_async
 from postroom.brokers.base import (
+    BEHIND,
     DELIVERED,
     Capabilities,
     Delivered,
@@ -213,6 +214,19 @@ class Searchable(Stub):
     async def lookup(self, message: Message) -> Outcome:
         self.asked.append(int(message.payload))
         return self.found
+
+
+@pytest.mark.parametrize("on_dead", ["hold", "continue"])
+async def test_what_is_behind_a_failure_of_its_key_spends_nothing(post: Post, on_dead: str) -> None:
+    stub = Stub([DELIVERED, BAD, BEHIND, BEHIND])
+    stub.capabilities = Capabilities(ordered_pipeline=True)
+    relay = post.relay("memory://stub", brokers={"memory://stub": stub}, on_dead=on_dead)
+    post.publish(*(note("k", n) for n in range(1, 5)))
+    await relay.drain_once()
+    assert stub.sent == ([1, 2, 3, 4] if on_dead == "hold" else [1, 2, 3, 4, 3, 4])
+    assert post.numbers("held") == ([2, 3, 4] if on_dead == "hold" else [])
+    assert post.of("destination.down") == []
+    assert post.of("message.held") == []
 
 
 @pytest.mark.parametrize("found", [Delivered(), BUSY], ids=["arrived", "did not arrive"])

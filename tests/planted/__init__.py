@@ -20,6 +20,7 @@ ORDER = "tests/outbox/test_relay_order.py::"
 SUSPECTS = "tests/outbox/test_relay_suspects.py::"
 ADDRESSES = "tests/brokers/test_webhook_addresses.py::"
 LATE = "tests/outbox/test_relay_late.py::"
+KAFKA = "tests/brokers/test_kafka_order.py::"
 RECEIVING = "tests/brokers/test_receiving.py::"
 CONSUMER = "tests/inbox/test_consumer.py::"
 HANDLERS = "tests/inbox/test_failures.py::"
@@ -226,6 +227,26 @@ BUGS: dict[str, Bug] = {
     "webhook_resolved_twice": Bug(
         "the address of a webhook is checked, and then asked for once more to connect to",
         (f"{ADDRESSES}test_the_address_that_was_checked_is_the_one_connected_to",),
+    ),
+    "kafka_goes_on_after_a_refusal": Bug(
+        "later messages of a key are written to Kafka though the batch before them was refused",
+        on(
+            f"{KAFKA}test_nothing_passes_a_batch_that_is_refused",
+            "0-MSG_SIZE_TOO_LARGE",
+            "3-INVALID_RECORD",
+        ),
+    ),
+    "kafka_trusts_a_strange_partition": Bug(
+        "many messages go at once to a partition of Kafka that takes any number of ours for the"
+        " next",
+        on(
+            f"{KAFKA}test_nothing_of_a_key_passes_a_message_that_is_too_large",
+            "fresh producer-extra0-0",
+        ),
+    ),
+    "kafka_sends_what_is_behind": Bug(
+        "what comes after a refused message of its key goes out again without it",
+        (f"{KAFKA}test_a_topic_we_may_not_write_to_keeps_back_what_comes_later",),
     ),
     "take_over_at_once": Bug(
         "a receiver of NATS that takes over hands out what is new before what the other left",

@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from postroom import messages
-from postroom.brokers import webhook_net
-from postroom.brokers.base import Outcome, Permanent, Transient, Unknown
+from postroom.brokers import kafka, webhook_net
+from postroom.brokers.base import Delivered, Outcome, Permanent, Transient, Unknown
+from postroom.brokers.kafka_clients import Clients
+from postroom.brokers.kafka_proof import Proof
 from postroom.brokers.nats_source import Source
 from postroom.brokers.nats_tray import Tray
 from postroom.databases import sql
@@ -325,6 +327,29 @@ def webhook_resolved_twice() -> None:
         return found
 
     webhook_net.GuardedBackend.addresses = checked_and_asked_again
+
+
+def kafka_goes_on_after_a_refusal() -> None:
+    made = Clients._new_link
+
+    def lenient(self: Any, settings: dict[str, Any], *, strict: bool) -> Any:
+        settings.pop("enable.gapless.guarantee", None)
+        return made(self, settings, strict=False)
+
+    Clients._new_link = lenient  # type: ignore[method-assign]
+
+
+def kafka_trusts_a_strange_partition() -> None:
+    Proof.probes = lambda *_: {}  # type: ignore[method-assign]
+
+
+def kafka_sends_what_is_behind() -> None:
+    def all_that_failed(
+        batch: Sequence[Message], outcomes: list[Outcome], sent: Sequence[int], **_: Any
+    ) -> list[int]:
+        return [n for n in sent if not isinstance(outcomes[n], Delivered | Transient)]
+
+    kafka.again = all_that_failed
 
 
 # ── Receiving ──────────────────────────────────────────────────────────────────────────────────

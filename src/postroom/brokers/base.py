@@ -12,6 +12,7 @@ from postroom.errors import ConfigurationError
 from postroom.messages import Message
 
 __all__ = [
+    "BEHIND",
     "Broker",
     "BrokerOptions",
     "CanExamine",
@@ -69,6 +70,8 @@ class Unknown:
 
 Outcome: TypeAlias = Delivered | Transient | Permanent | Unknown
 DELIVERED = Delivered()
+# Not sent, because an earlier message of its key failed in the same `send`.
+BEHIND = Transient("behind", "an earlier message of its key failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,9 @@ class Capabilities:
     """What a broker can do.
 
     `ordered_pipeline`: within one `send` later messages of a key are delivered only if the earlier
-    ones were, so a batch need not go out in waves. `max_batch`: most messages for one `send`, where
-    they would otherwise queue inside and outlast the send timeout. `max_bytes`: of one message.
+    ones were (else they are `BEHIND`), so a batch need not go out in waves. `max_batch`: most
+    messages for one `send`, where they would otherwise queue inside and outlast the send timeout.
+    `max_bytes`: of one message.
     """
 
     ordered_pipeline: bool = False

@@ -8,16 +8,18 @@ double messages nor change their order. Keys go to the partitions where Java cli
 message has its own report. A producer that reports a fatal error, or lets the time run out in
 silence, is thrown away with what it had not sent, and the next send makes a fresh one.
 
-**Not an ordered pipeline.** librdkafka writes the messages of a partition in the order they were
-given, but lets later ones pass one that failed alone: one that timed out in its queue, or whose
-batch the broker refused. Its guarantee against such gaps (`enable.gapless.guarantee`) is called
-experimental, does not cover timeouts, and ends the whole producer. So the relay sends in waves, one
-message of a key at a time, and nothing passes.
+**An ordered pipeline.** librdkafka writes the messages of a partition in the order they were given,
+and three things keep later ones from passing one that failed. A refusal ends the producer
+(`enable.gapless.guarantee`), and so does any other report that is no yes. No message gives up alone
+(`message.timeout.ms` 0): at the deadline everything is thrown away, and the producer with it. And a
+partition that does not know the producer yet gets one message at a time (`kafka_proof`).
 
 **A batch that is refused.** Kafka takes or refuses batches, and librdkafka does not take them
-apart: one message that is too large fails hundreds that are not. What was refused for ever is
-therefore sent once more by a producer that puts every message into a batch of its own, and only
-what is refused there is at fault.
+apart: one message that is too large fails hundreds that are not. So a topic in trouble goes through
+a second producer that puts every message into a batch of its own, one of a key at a time, and only
+what is refused there is at fault. It stays there until a send of it is delivered whole. What else
+was under way goes out again at once, by a fresh producer: only the first accident of a topic
+touches others.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from postroom.brokers.base import (
+    BEHIND,
     DELIVERED,
     BrokerOptions,
     Capabilities,
@@ -37,13 +39,20 @@ from postroom.brokers.base import (
     Outcome,
     Permanent,
     Transient,
-    Unknown,
 )
 from postroom.brokers.invoke import in_thread
 from postroom.brokers.kafka_address import Address
 from postroom.brokers.kafka_clients import Clients
 from postroom.brokers.kafka_link import Link, Sending
 from postroom.brokers.kafka_receiving import KafkaSubscription
+from postroom.brokers.kafka_rounds import (
+    again,
+    conclude,
+    merge,
+    silent_topics,
+    waves,
+    without_blame,
+)
 from postroom.brokers.kafka_topics import ask_topic
 from postroom.brokers.kafka_wire import NOT_SENT, Stamp, topic_fault
 from postroom.errors import ConfigurationError, InvalidMessage, MissingDriver, Unreachable
@@ -55,6 +64,9 @@ CONNECT_SECONDS = 3.0
 _PURGE_SECONDS, _PURGE_SHARE = 0.3, 0.2  # of the send timeout: for reports of what is thrown away
 _ECHO_AT = 0.7  # of the send timeout: time enough for the cluster to show that it lives
 _ANSWERS = (Delivered, Transient, Permanent)
+_ROUNDS = 5  # accidents that one send outlives
+_PROBES = 250  # partitions that are tried at once
+_BREATH_SECONDS = 0.05
 T = TypeVar("T")
 
 
@@ -73,12 +85,13 @@ class KafkaBroker:
         except ImportError as error:
             text = "kafka:// needs confluent-kafka: pip install 'postroom[kafka]'"
             raise MissingDriver(text) from error
-        self.capabilities = Capabilities()
+        self.capabilities = Capabilities(ordered_pipeline=True)
         self._library = confluent_kafka
         self._options = options or BrokerOptions()
         self._address = Address.of(url, self._options.extra)
         self._purge_seconds = min(_PURGE_SECONDS, _PURGE_SHARE * self._options.send_timeout_seconds)
-        self._clients = Clients(confluent_kafka, self._address, self._options)
+        self._clients = Clients(confluent_kafka, self._address)
+        self._troubled: set[str] = set()  # topics that go through the second producer
         self._asking = asyncio.Lock()
         self._failed: tuple[float, Transient] | None = None
         self._sends = 0
@@ -96,12 +109,7 @@ class KafkaBroker:
         self._sends += 1
         self._idle.clear()
         try:
-            outcomes = await self._send(self._clients.link(), batch, epoch, deadline)
-            if alone := [n for n, outcome in enumerate(outcomes) if _blames_the_batch(outcome)]:
-                again = await self._send_alone([batch[n] for n in alone], epoch, deadline)
-                for n, outcome in zip(alone, again, strict=True):
-                    outcomes[n] = outcome
-            return outcomes
+            return await self._deliver(batch, epoch, deadline)
         finally:
             self._sends -= 1
             if not self._sends:
@@ -150,20 +158,68 @@ class KafkaBroker:
 
     # One send.
 
+    async def _deliver(
+        self, batch: Sequence[Message], epoch: int, deadline: float
+    ) -> list[Outcome]:
+        """Send in rounds: what an accident took along goes again, where it may."""
+        if not self._troubled:
+            link = self._clients.link()
+            outcomes = await self._send(link, batch, epoch, deadline)
+            left = self._after(link, batch, outcomes, range(len(batch)), deadline)
+        else:
+            outcomes, left = [NOT_SENT] * len(batch), list(range(len(batch)))
+        for _ in range(_ROUNDS):
+            if not left or deadline - self._now() < _BREATH_SECONDS:
+                break
+            link = self._clients.link()
+            wide = [n for n in left if batch[n].topic not in self._troubled]
+            narrow = [n for n in left if batch[n].topic in self._troubled]
+            answers = await asyncio.gather(
+                self._send(link, [batch[n] for n in wide], epoch, deadline),
+                self._send_alone([batch[n] for n in narrow], epoch, deadline),
+            )
+            for n, outcome in zip(wide + narrow, answers[0] + answers[1], strict=True):
+                outcomes[n] = merge(outcomes[n], outcome)
+            left = self._after(link, batch, outcomes, wide, deadline)
+        for n in left:
+            outcomes[n] = without_blame(outcomes[n])
+        return outcomes
+
+    def _after(
+        self,
+        link: Link,
+        batch: Sequence[Message],
+        outcomes: list[Outcome],
+        sent: Sequence[int],
+        deadline: float,
+    ) -> list[int]:
+        """What may go again after a round, and which topics are in trouble."""
+        if not link.lost:
+            return []
+        self._troubled |= link.guilty
+        if self._now() >= deadline:
+            self._troubled |= silent_topics(batch, outcomes)
+        return again(batch, outcomes, sent, spent=link.fatal)
+
     async def _send(
         self, link: Link, batch: Sequence[Message], epoch: int, deadline: float
     ) -> list[Outcome]:
         sending = Sending(batch)
+        link.users += 1
         try:
-            faults = await self._faults(link, {message.topic for message in batch}, deadline)
+            faults = await self._faults(link, sending.topics, deadline)
             await self._write(link, sending, epoch, deadline, faults)
             alive = await self._await_reports(link, sending, deadline)
         except BaseException:
             if sending.waiting:  # cancelled: nothing of it may leave later
                 link.purge()
-                self._clients.discard(link)
+                link.lose()
             raise
-        return _conclude(link, sending, silent=not alive)
+        finally:
+            link.users -= 1
+            if link.lost:
+                self._clients.discard(link)
+        return conclude(link, sending, silent=not alive)
 
     async def _write(
         self,
@@ -174,11 +230,35 @@ class KafkaBroker:
         faults: dict[str, Outcome],
     ) -> None:
         stamp = Stamp(self._options.source, epoch)
+        proven = link.proof.is_whole(sending.topics - faults.keys())
+        if not proven and not await self._prove(link, sending, stamp, deadline):
+            return
         while sending.given < len(sending.batch) and not link.lost:
             if link.full and not await link.until_room(deadline):
                 return
             link.give(sending, stamp, faults)
             await asyncio.sleep(0)  # let the reports have their turn
+
+    async def _prove(self, link: Link, sending: Sending, stamp: Stamp, deadline: float) -> bool:
+        """Send one message to each partition of this batch that does not know the producer yet,
+        and await its report; to one where somebody else does so, send nothing meanwhile. True once
+        all of them do."""
+        while not link.lost and self._now() < deadline:
+            wanted = link.proof.probes(sending.batch, sending.outcomes, _PROBES)
+            if not wanted:
+                return True
+            places = {n: (sending.batch[n].topic, place) for n, place in wanted.items()}
+            others = link.probing & set(places.values())
+            mine = {n: wanted[n] for n, place in places.items() if place not in others}
+            link.probing |= (own := {places[n] for n in mine})
+            try:
+                link.probe(sending, stamp, mine)
+                await link.until_proven(sending, others, deadline)
+            finally:
+                link.probing -= own
+                link.wake()
+            await asyncio.sleep(0)
+        return False
 
     async def _await_reports(self, link: Link, sending: Sending, deadline: float) -> bool:
         """Wait for them; what has none by the deadline is thrown away, and the link with it.
@@ -191,20 +271,46 @@ class KafkaBroker:
         heard = link.heard
         echo = None if link.lost else asyncio.ensure_future(self._answers(deadline - self._now()))
         if not await link.until(lambda: sending.answered, deadline):
-            link.purge()
-            until = self._now() + self._purge_seconds
-            await link.until(lambda: sending.answered, until, though_lost=True)
-            self._clients.discard(link)
+            await self._throw_away(link, sending, deadline)
         if echo is None or all(isinstance(each, _ANSWERS) for each in sending.outcomes):
             return True
         await asyncio.wait([echo], timeout=max(deadline + self._purge_seconds - self._now(), 0))
         return link.heard > heard or (echo.done() and echo.result())
 
+    async def _throw_away(self, link: Link, sending: Sending, deadline: float) -> None:
+        """End the link. If a message ended it, what has left is still heard of."""
+        patient = link.lost and not link.fatal
+        link.lose()
+        for in_flight in (False, True) if patient else (True,):
+            until = self._now() + self._purge_seconds
+            until = until if in_flight else min(until, deadline)
+            while not sending.answered and self._now() < until:
+                link.purge(in_flight=in_flight)  # again: what comes back is queued anew
+                breath = min(until, self._now() + _BREATH_SECONDS)
+                await link.until(lambda: sending.answered, breath, though_lost=True)
+
     async def _send_alone(
         self, batch: Sequence[Message], epoch: int, deadline: float
     ) -> list[Outcome]:
-        """Send what was refused as part of a batch again, each in a batch of its own."""
-        return await self._send(self._clients.narrow(), batch, epoch, deadline)
+        """Send each in a batch of its own, and one of a key at a time."""
+        outcomes: list[Outcome] = [NOT_SENT] * len(batch)
+        stopped: set[tuple[str, str]] = set()
+        for wave in waves(batch):
+            ready = [n for n in wave if batch[n].order not in stopped]
+            if not ready or self._now() >= deadline:
+                break
+            part = [batch[n] for n in ready]
+            answers = await self._send(self._clients.narrow(), part, epoch, deadline)
+            for n, outcome in zip(ready, answers, strict=True):
+                outcomes[n] = outcome
+                if outcome != DELIVERED:
+                    stopped.add(batch[n].order)
+        failed = {batch[n].topic for n, outcome in enumerate(outcomes) if outcome != DELIVERED}
+        self._troubled -= {message.topic for message in batch} - failed
+        return [
+            BEHIND if outcome is NOT_SENT and batch[n].order in stopped else outcome
+            for n, outcome in enumerate(outcomes)
+        ]
 
     # Topics.
 
@@ -212,7 +318,7 @@ class KafkaBroker:
         """What keeps these topics from taking messages, where anything does."""
         link.serve()
         faults: dict[str, Outcome] = {}
-        for topic in topics - link.known:
+        for topic in link.proof.missing(topics):
             fault = topic_fault(topic) or await self._ask(link, topic, deadline)
             if isinstance(fault, Transient) and fault.down == "broker":
                 return dict.fromkeys(topics, fault) | faults
@@ -225,7 +331,7 @@ class KafkaBroker:
         one that does not exist, and for servers that cannot be reached."""
         began = self._now()
         async with self._asking:
-            if topic in link.known:
+            if not link.proof.missing({topic}):
                 return None
             if self._failed is not None and self._failed[0] >= began:
                 return self._failed[1]  # somebody has just tried while we waited
@@ -238,8 +344,9 @@ class KafkaBroker:
                 failed = self._unreachable(link, found)
                 self._failed = (self._now(), failed)
                 return failed
-            if found is None:
-                link.known.add(topic)
+            if isinstance(found, int):
+                link.proof.exists(topic, found)
+                return None
             return found
 
     def _unreachable(self, link: Link, error: Exception) -> Transient:
@@ -274,29 +381,6 @@ class KafkaBroker:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _conclude(link: Link, sending: Sending, *, silent: bool) -> list[Outcome]:
-    """The outcomes, with what it means where there is no report. If nothing at all was heard of
-    the cluster, the whole of it counts as down."""
-    outcomes = sending.outcomes
-    if sending.sound and sending.answered and sending.given == len(outcomes):
-        return [DELIVERED] * len(outcomes)
-    why = f": {link.error}" if link.error else ""
-    unknown = Unknown("connection_lost", f"the producer ended before the report{why}", "broker")
-    concluded: list[Outcome] = []
-    for index, outcome in enumerate(outcomes):
-        if outcome is None:
-            outcome = unknown if index < sending.given else NOT_SENT
-        if silent and isinstance(outcome, Transient | Unknown) and outcome.down == "topic":
-            outcome = replace(outcome, down="broker")
-        concluded.append(outcome)
-    return concluded
-
-
-def _blames_the_batch(outcome: Outcome) -> bool:
-    """Whether it was refused for ever by the broker, as part of a batch."""
-    return isinstance(outcome, Permanent) and outcome.code not in ("bad_header", "bad_topic")
 
 
 def _kept(work: Callable[[], T]) -> Callable[[], T | Exception]:

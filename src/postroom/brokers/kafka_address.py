@@ -40,15 +40,19 @@ OWN = frozenset(
         "delivery.timeout.ms",
         "enable.auto.commit",
         "enable.auto.offset.store",
+        "enable.gapless.guarantee",
         "enable.idempotence",
         "enable.partition.eof",
         "group.id",
+        "message.send.max.retries",
         "message.timeout.ms",
         "metadata.broker.list",
         "partition.assignment.strategy",
         "partitioner",
         "plugin.library.paths",  # it would load code
+        "queuing.strategy",
         "request.required.acks",
+        "retries",
         "transactional.id",
     }
 )

@@ -11,7 +11,6 @@ import ctypes
 import os
 from typing import Any
 
-from postroom.brokers.base import BrokerOptions
 from postroom.brokers.invoke import describe, in_thread
 from postroom.brokers.kafka_address import Address
 from postroom.brokers.kafka_link import Link, Quiet
@@ -30,10 +29,9 @@ _CLOSE_SECONDS = 5.0
 class Clients:
     """A producer, another for messages that travel alone, and a client that only asks."""
 
-    def __init__(self, library: Any, address: Address, options: BrokerOptions) -> None:
+    def __init__(self, library: Any, address: Address) -> None:
         self._library = library
         self._address = address
-        self._timeout = options.send_timeout_seconds
         self._max_rows = address.max_outstanding
         self._quiet = Quiet(address.without_secrets)
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
@@ -61,7 +59,9 @@ class Clients:
         if self._link is None or self._link.lost:
             if self._link is not None:
                 self.discard(self._link)
-            self._link = self._new_link({})
+            # What is refused ends it, and what waits is never thrown away one by one: only so can
+            # nothing pass what failed.
+            self._link = self._new_link({"enable.gapless.guarantee": True}, strict=True)
         return self._link
 
     def narrow(self) -> Link:
@@ -69,7 +69,7 @@ class Clients:
         if self._narrow is None or self._narrow.lost:
             if self._narrow is not None:
                 self.discard(self._narrow)
-            self._narrow = self._new_link({"batch.num.messages": 1})
+            self._narrow = self._new_link({"batch.num.messages": 1}, strict=False)
         return self._narrow
 
     def admin(self) -> Admin:
@@ -78,12 +78,13 @@ class Clients:
         return self._admin
 
     def discard(self, link: Link) -> None:
-        """End a producer, with whatever it has not sent."""
+        """End a producer, with whatever it has not sent, once nobody awaits reports of it."""
         if link is self._link:
             self._link = None
         if link is self._narrow:
             self._narrow = None
-        if box := link.give_up():
+        link.lose()
+        if not link.users and (box := link.give_up()):
             _drop(box)
 
     async def end(self) -> None:
@@ -102,10 +103,11 @@ class Clients:
 
     # Inside.
 
-    def _new_link(self, settings: dict[str, Any]) -> Link:
+    def _new_link(self, settings: dict[str, Any], *, strict: bool) -> Link:
         return Link(
             self._library.Producer,
             {**self._producer_settings(), **settings},
+            strict=strict,
             max_rows=self._max_rows,
             max_bytes=MAX_OUTSTANDING_BYTES,
             without_secrets=self._address.without_secrets,
@@ -120,8 +122,7 @@ class Clients:
             "acks": "all",
             "enable.idempotence": True,
             "partitioner": "murmur2_random",
-            # librdkafka looks once a second for what has timed out.
-            "message.timeout.ms": max(int(850 * self._timeout), 100),
+            "message.timeout.ms": 0,  # a message that gave up alone would be passed by others
             # Our own window is smaller, so that librdkafka's is never full.
             "queue.buffering.max.messages": 2 * self._max_rows + 1000,
         }

@@ -1,7 +1,7 @@
 """One producer of librdkafka: the window of messages on their way, and their reports coming back.
 
 Promise: each message it was told to send gets exactly one outcome, and a link once discarded sends
-nothing more.
+nothing more. A strict link is over with the first message that fails: nothing later passes it.
 
 librdkafka sends from threads of its own and keeps reports until `poll` is called. It is called from
 the event loop, while anything is on its way: what is reported is settled where it is used, without
@@ -16,9 +16,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from postroom.brokers.base import DELIVERED, Outcome, Permanent, Transient
+from postroom.brokers.base import BEHIND, DELIVERED, Outcome, Permanent, Transient
 from postroom.brokers.invoke import describe
-from postroom.brokers.kafka_wire import ALL_BROKERS_DOWN, AUTHENTICATION, Stamp, judge
+from postroom.brokers.kafka_proof import Proof
+from postroom.brokers.kafka_wire import (
+    ALL_BROKERS_DOWN,
+    AUTHENTICATION,
+    FATAL,
+    GAPLESS,
+    PURGED,
+    Headers,
+    Stamp,
+    judge,
+)
 from postroom.messages import Message
 
 __all__ = ["Link", "Quiet", "Sending"]
@@ -43,13 +53,16 @@ class Quiet:
 class Sending:
     """One batch on its way: the outcomes known so far, and how many reports are awaited."""
 
-    __slots__ = ("batch", "given", "outcomes", "sound", "waiting")
+    __slots__ = ("batch", "given", "outcomes", "probes", "sound", "stopped", "topics", "waiting")
 
     def __init__(self, batch: Sequence[Message]) -> None:
         self.batch = batch
         self.given = 0  # how many were handed over, or answered before
         self.outcomes: list[Outcome | None] = [None] * len(batch)
+        self.probes: set[int] = set()  # what was handed over before its turn
         self.sound = True  # nothing but deliveries so far
+        self.stopped: set[tuple[str, str]] = set()  # keys of which something has failed
+        self.topics = {message.topic for message in batch}
         self.waiting = 0
 
     @property
@@ -58,7 +71,11 @@ class Sending:
 
     def refuse(self, index: int, outcome: Outcome) -> None:
         self.outcomes[index] = outcome
+        self.stopped.add(self.batch[index].order)
         self.sound = False
+
+    def was_given(self, index: int) -> bool:
+        return index < self.given or index in self.probes
 
 
 class _Ticket:
@@ -73,11 +90,14 @@ class _Ticket:
         self.index = self.size = 0
         self.report = self._report
 
-    def _report(self, error: Any, _: Any) -> None:
+    def _report(self, error: Any, message: Any) -> None:
         sending, self.sending = self.sending, None
         if sending is not None:
             if error is None:
                 sending.outcomes[self.index] = DELIVERED
+                if sending.probes:
+                    topic = sending.batch[self.index].topic
+                    self.link.proof.took(topic, message.partition())
             self.link.settle(self, sending, error)
 
 
@@ -89,12 +109,16 @@ class Link:
         make: Callable[[dict[str, Any]], Any],
         settings: dict[str, Any],
         *,
+        strict: bool,
         max_rows: int,
         max_bytes: int,
         without_secrets: Callable[[str], str],
     ) -> None:
+        self.strict = strict
         self.lost = False
-        self.known: set[str] = set()  # topics that exist
+        self.fatal = False  # lost by a fault of the producer itself, and by no message
+        self.guilty: set[str] = set()  # topics whose messages were refused
+        self.users = 0  # sends that have something on their way
         self.error: str | None = None
         self.barred = False
         self.heard = 0  # messages delivered so far
@@ -104,6 +128,8 @@ class Link:
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._without_secrets = without_secrets
         self._loop = asyncio.get_running_loop()
+        self.proof = Proof(self._loop.time)
+        self.probing: set[tuple[str, int]] = set()  # partitions with a probe under way
         self._sleepers: list[asyncio.Future[None]] = []
         self._polling: asyncio.Task[None] | None = None
         self.producer: Any = make({**settings, "error_cb": self._on_error})
@@ -116,37 +142,70 @@ class Link:
 
     def give(self, sending: Sending, stamp: Stamp, faults: Mapping[str, Outcome]) -> None:
         """Hand the next messages of a batch to librdkafka, as many as there is room for."""
-        batch, produce, free = sending.batch, self.producer.produce, self._free
+        batch, outcomes, stopped = sending.batch, sending.outcomes, sending.stopped
+        whole = self.proof.is_whole(sending.topics - faults.keys())
         room = min(self._max_rows - self._rows, _CHUNK_ROWS)
         for index in range(sending.given, min(sending.given + room, len(batch))):
             if self._bytes >= self._max_bytes:
                 break
+            if outcomes[index] is not None:
+                sending.given = index + 1
+                continue  # it was a probe
             message = batch[index]
             topic = message.topic
             sending.given = index + 1
             headers = stamp.headers(message)
             if topic in faults:
                 sending.refuse(index, faults[topic])
+            elif stopped and message.order in stopped:
+                sending.refuse(index, BEHIND)
             elif isinstance(headers, Permanent):
                 sending.refuse(index, headers)
             else:
-                ticket = free.pop() if free else _Ticket(self)
-                ticket.sending, ticket.index, ticket.size = sending, index, message.size
-                try:
-                    produce(
-                        topic, message.payload, message.key, -1, ticket.report, None, 0, headers
-                    )
-                except BufferError:
-                    # librdkafka has less room than we thought: that is the window from now on.
-                    self._max_rows = max(self._rows, 1)
+                place = -1 if whole or message.key is not None else self.proof.somewhere(topic)
+                if not self._hand_over(sending, index, headers, place):
                     sending.given = index
                     break
-                except Exception as error:
-                    sending.refuse(index, self._refusal(error, topic))
-                else:
-                    self._rows += 1
-                    self._bytes += message.size
-                    sending.waiting += 1
+        self._keep_polling()
+
+    def probe(self, sending: Sending, stamp: Stamp, places: Mapping[int, int]) -> None:
+        """Hand these messages over before their turn, each to its partition."""
+        for index, place in places.items():
+            headers = stamp.headers(sending.batch[index])
+            if isinstance(headers, Permanent):
+                sending.refuse(index, headers)
+            elif sending.batch[index].order in sending.stopped:
+                sending.refuse(index, BEHIND)
+            elif self._hand_over(sending, index, headers, place):
+                sending.probes.add(index)
+        self._keep_polling()
+
+    def _hand_over(self, sending: Sending, index: int, headers: Headers, place: int) -> bool:
+        """Give one message to librdkafka; False if it has no room, or is at its end."""
+        message = sending.batch[index]
+        ticket = self._free.pop() if self._free else _Ticket(self)
+        ticket.sending, ticket.index, ticket.size = sending, index, message.size
+        try:
+            self.producer.produce(
+                message.topic, message.payload, message.key, place, ticket.report, None, 0, headers
+            )
+        except BufferError:
+            # librdkafka has less room than we thought: that is the window from now on.
+            self._max_rows = max(self._rows, 1)
+            return False
+        except Exception as error:
+            if _code(error) == FATAL:
+                self.lose()
+                self.serve()  # which tells why
+                return False
+            sending.refuse(index, self._refusal(error, message.topic))
+        else:
+            self._rows += 1
+            self._bytes += message.size
+            sending.waiting += 1
+        return True
+
+    def _keep_polling(self) -> None:
         if self._rows and self._polling is None:
             self._polling = self._loop.create_task(self._poll())
 
@@ -171,7 +230,8 @@ class Link:
         try:
             return 0 if self.producer is None else int(self.producer.poll(0))
         except Exception as error:  # so confluent-kafka tells of a fatal one
-            self.lose(self._without_secrets(describe(error)))
+            why = self._without_secrets(describe(error))
+            self.lose(why, fatal=_code(error) != GAPLESS)
             return 1
 
     def settle(self, ticket: _Ticket, sending: Sending, error: Any) -> None:
@@ -190,11 +250,16 @@ class Link:
             self.wake()
 
     def _outcome(self, error: Any, topic: str) -> Outcome:
+        code, said = error.code(), self._without_secrets(error.str())
+        outcome = judge(code, said, topic)
         if error.fatal():
-            self.lose(error.str())
-        outcome = judge(error.code(), self._without_secrets(error.str()), topic)
+            self.lose(said, fatal=code != GAPLESS)
+        elif self.strict and code not in PURGED:
+            self.lose(said)
+            if getattr(outcome, "down", None) != "broker":
+                self.guilty.add(topic)
         if isinstance(outcome, Transient) and outcome.code == "no_topic":
-            self.known.discard(topic)
+            self.proof.forget(topic)
         return outcome
 
     def _on_error(self, error: Any) -> None:
@@ -205,13 +270,14 @@ class Link:
         if code != ALL_BROKERS_DOWN or self.error is None:
             self.error = self._without_secrets(error.str())
         if error.fatal():
-            self.lose(self.error)
+            self.lose(self.error, fatal=code != GAPLESS)
         if code == ALL_BROKERS_DOWN:
-            self.known.clear()  # the next send asks first
+            self.proof.forget()  # the next send asks first
 
-    def lose(self, why: str | None) -> None:
+    def lose(self, why: str | None = None, *, fatal: bool = False) -> None:
         """This producer can do no more: nobody knows what becomes of messages on their way."""
-        self.error = why
+        self.error = why or self.error
+        self.fatal = self.fatal or fatal
         self.lost = True
         self.wake()
 
@@ -231,6 +297,14 @@ class Link:
     async def until_room(self, deadline: float) -> bool:
         """Wait until the window is half empty again, so that sending goes on in large pieces."""
         return await self.until(self._half_empty, deadline)
+
+    async def until_proven(
+        self, sending: Sending, others: set[tuple[str, int]], deadline: float
+    ) -> bool:
+        """Wait until this batch's probes are answered, and those of others to these partitions."""
+        return await self.until(
+            lambda: sending.answered and self.probing.isdisjoint(others), deadline
+        )
 
     async def _woken(self, seconds: float) -> None:
         """Wait for `wake`, or so many seconds. Each who waits has a future of its own, so that one
@@ -254,11 +328,12 @@ class Link:
 
     # The end.
 
-    def purge(self) -> None:
-        """Throw away what has not left and await no more answers: reports of it come at once."""
+    def purge(self, *, in_flight: bool = True) -> None:
+        """Throw away what has not left and await no more answers: reports of it come at once.
+        Without `in_flight`, answers to what has left are still awaited."""
         if self.producer is not None:
             with contextlib.suppress(Exception):
-                self.producer.purge(in_queue=True, in_flight=True, blocking=False)
+                self.producer.purge(in_queue=True, in_flight=in_flight, blocking=False)
 
     def give_up(self) -> list[Any]:
         """End the link. Gives the producer, in a box that holds the last reference to it."""
@@ -267,6 +342,12 @@ class Link:
         self.lost = True
         self.wake()
         return box
+
+
+def _code(error: Exception) -> int:
+    """The code of librdkafka's own exceptions, which only the library knows; 0 for others."""
+    said: Any = error.args[0] if error.args else None
+    return int(said.code()) if hasattr(said, "code") else 0
 
 
 def _rouse(waiter: asyncio.Future[None]) -> None:

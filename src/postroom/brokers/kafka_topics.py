@@ -28,14 +28,15 @@ _HIDDEN = (
 _COMING = {LEADER_NOT_AVAILABLE, TOPIC_OR_PARTITION_UNKNOWN, UNKNOWN_TOPIC}
 
 
-def ask_topic(producer: Any, topic: str, seconds: float) -> Outcome | None:
-    """What keeps a topic from taking messages, or None. A broker that creates topics by itself is
-    moved to do so by the question. Raises librdkafka's own error if nobody answers."""
+def ask_topic(producer: Any, topic: str, seconds: float) -> Outcome | int:
+    """What keeps a topic from taking messages, or how many partitions it has. A broker that creates
+    topics by itself is moved to do so by the question. Raises librdkafka's own error if nobody
+    answers."""
     until = time.monotonic() + min(_CREATION_SECONDS, seconds)
     while True:
         found = producer.list_topics(topic, seconds).topics.get(topic)
         if found is not None and found.error is None and found.partitions:
-            return None
+            return len(found.partitions)
         code = TOPIC_OR_PARTITION_UNKNOWN if not found or not found.error else found.error.code()
         if code not in _COMING:
             return judge(code, found.error.str(), topic)

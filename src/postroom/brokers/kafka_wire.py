@@ -37,11 +37,13 @@ PURGE_QUEUE, PURGE_INFLIGHT = -152, -151
 TIMED_OUT_IN_QUEUE, TIMED_OUT, FATAL = -192, -185, -150
 UNKNOWN_TOPIC, UNKNOWN_PARTITION = -188, -190
 ALL_BROKERS_DOWN, AUTHENTICATION = -187, -169
+PURGED, GAPLESS = {PURGE_QUEUE, PURGE_INFLIGHT}, -148
 TOO_LARGE = {10, 18}
 TOPIC_OR_PARTITION_UNKNOWN, LEADER_NOT_AVAILABLE = 3, 5
 _NO_TOPIC = {UNKNOWN_TOPIC, UNKNOWN_PARTITION, TOPIC_OR_PARTITION_UNKNOWN}
 # The record, its timestamp, its batch, or the name of its topic can never be taken.
 _NEVER = {17: "bad_topic", 32: "bad_timestamp", 43: "unsupported_format", 87: "invalid_record"}
+_NEVER |= {-138: "invalid_batch"}  # another record of the batch: nothing is so when it is alone
 _TOPIC_BARRED, _GROUP_BARRED = {29}, 30
 _BROKER_BARRED = {AUTHENTICATION, 31, 53, 58}
 # It was not written, and not because of this message: too few replicas, disk, quota, policy.

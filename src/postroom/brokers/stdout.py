@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from postroom.brokers.base import (
+    BEHIND,
     DELIVERED,
     BrokerOptions,
     Capabilities,
@@ -92,7 +93,7 @@ class _Write:
         stopped: set[tuple[str, str]] = set()
         for index, message in enumerate(self.batch):
             if message.order in stopped:
-                self.refused[index] = Transient("behind", "an earlier message of its key failed")
+                self.refused[index] = BEHIND
                 continue
             try:
                 self.data += line_of(message, source=source, epoch=epoch) + b"\n"

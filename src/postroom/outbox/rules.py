@@ -5,6 +5,7 @@ Delivered             Settled
 Transient, Unknown    Hold(delay), or Bury when the attempts are spent
 … with down=          Down: the destination's fault, no attempt is spent
 Permanent             Bury
+Transient, BEHIND     Unsent: what it waits for has a verdict of its own
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from postroom.brokers.base import Delivered, Outcome, Permanent, Scope, Transient, Unknown
+from postroom.brokers.base import (
+    BEHIND,
+    Delivered,
+    Outcome,
+    Permanent,
+    Scope,
+    Transient,
+    Unknown,
+)
 from postroom.dead_letters.rules import (
     CODE_CHARACTERS,
     ERROR_CHARACTERS,
@@ -101,6 +110,8 @@ def verdict(
     """What the outcome of a send means for its message."""
     if isinstance(outcome, Delivered):
         return SETTLED
+    if outcome == BEHIND:
+        return UNSENT
     # Redacted before it is cut: half a URL would not be known for one.
     text = storable(redact(outcome.text[: 4 * ERROR_CHARACTERS]))
     code = storable(outcome.code, CODE_CHARACTERS)

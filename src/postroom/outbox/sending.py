@@ -26,7 +26,16 @@ from postroom.brokers.base import (
 )
 from postroom.config import Routes
 from postroom.messages import Message
-from postroom.outbox.rules import SETTLED, UNSENT, Breaker, Down, Settled, Verdict, verdict
+from postroom.outbox.rules import (
+    SETTLED,
+    UNSENT,
+    Breaker,
+    Down,
+    Settled,
+    Unsent,
+    Verdict,
+    verdict,
+)
 from postroom.retry import RetryPolicy
 from postroom.signals import redact
 
@@ -297,7 +306,7 @@ class Sender:
                 downs.setdefault(url if answer.scope == "broker" else name, answer)
                 if answer.scope == "broker" and name in self._breakers:
                     self._breakers[name].learnt_nothing(self._clock())
-            elif name in self._breakers:
+            elif name in self._breakers and not isinstance(answer, Unsent):
                 ups[name] = ups.get(name, 0) + 1
         for name, down in downs.items():
             self._is_down(name, down)
