@@ -22,6 +22,7 @@ from tables import connect, note_standing, run
 
 from postroom import failpoints
 from postroom.brokers.base import (
+    BEHIND,
     DELIVERED,
     Broker,
     BrokerOptions,
@@ -100,7 +101,10 @@ class FileBroker:
 
 
 class BusyOnce:
-    """Another broker, behind one that is busy the first time a payload says `transient`."""
+    """Another broker, behind one that is busy the first time a payload says `transient`.
+
+    What comes after such a message of its key stays behind it.
+    """
 
     def __init__(self, behind: Broker, marks: str) -> None:
         self.capabilities = behind.capabilities
@@ -108,10 +112,17 @@ class BusyOnce:
         self._marks = marks
 
     async def send(self, batch: Sequence[Message], *, epoch: int = 0) -> list[Outcome]:
-        busy = {message.id for message in batch if self._is_busy(message)}
-        passed = [message for message in batch if message.id not in busy]
+        held: dict[str, Outcome] = {}
+        stopped: set[tuple[str, str]] = set()
+        for message in batch:
+            if message.order in stopped:
+                held[message.id] = BEHIND
+            elif self._is_busy(message):
+                held[message.id] = BUSY
+                stopped.add(message.order)
+        passed = [message for message in batch if message.id not in held]
         outcomes = iter(await self._behind.send(passed, epoch=epoch) if passed else ())
-        return [BUSY if message.id in busy else next(outcomes) for message in batch]
+        return [held.get(message.id) or next(outcomes) for message in batch]
 
     def _is_busy(self, message: Message) -> bool:
         says_so = b"transient" in message.payload
