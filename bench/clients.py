@@ -2,7 +2,7 @@
 
 They send the same bytes with the same headers as a relay would, and each message has its answer.
 All of it is made before the clock starts: nothing is timed but the client's own work. Each way is
-the fastest that we have found with what the library offers to everybody.
+the best pipeline we know, made of what the library offers to everybody.
 """
 
 from __future__ import annotations

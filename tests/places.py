@@ -110,7 +110,8 @@ class CallPlace:
     pace = 1
 
     def __init__(self) -> None:
-        self.broker = CallBroker(self._receive, OPTIONS)
+        # Thousands of calls take a busy machine longer than one write for all of them.
+        self.broker = CallBroker(self._receive, replace(OPTIONS, send_timeout_seconds=60.0))
         self._arrived: list[Arrived] = []
         self._refused: set[str] = set()
         self._down = False
