@@ -22,7 +22,6 @@ from tables import connect, note_standing, run
 
 from postroom import failpoints
 from postroom.brokers.base import (
-    BEHIND,
     DELIVERED,
     Broker,
     BrokerOptions,
@@ -40,6 +39,7 @@ from postroom.retry import RetryPolicy
 FILE = "file://record"
 POISONED = 66
 BUSY = Transient("busy", "only the first time")
+BEHIND = Transient("behind", "an earlier message of its key failed")
 
 
 class Record:
