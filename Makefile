@@ -32,7 +32,7 @@ test: $(TOOLS) ## Get the servers, then run every check and every test
 	scripts/install-kafka
 	scripts/install-mysqlclient $(BIN)/python
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) || $(BIN)/python scripts/second-look $$?
 
 check: lint ## Lint, types, import rules and fast tests on SQLite, without servers
 	$(BIN)/python -m pytest -q --ignore tests/guarantees --ignore tests/simulation \

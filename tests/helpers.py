@@ -30,7 +30,7 @@ class _Patience:
 
 def eventually(
     check: Callable[[], T],
-    timeout: float = 10.0,
+    timeout: float = 30.0,
     *,
     interval: float = 0.02,
     retry: tuple[type[Exception], ...] = (AssertionError,),
@@ -94,7 +94,7 @@ async def eventually_async(
 
 async def eventually_async(
     check: Callable[[], Any],
-    timeout: float = 10.0,
+    timeout: float = 30.0,
     *,
     interval: float = 0.02,
     retry: tuple[type[Exception], ...] = (AssertionError,),

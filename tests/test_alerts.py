@@ -180,14 +180,14 @@ def test_a_slow_receiver_keeps_nobody_waiting_and_nothing_piles_up() -> None:
         lambda name, fields: lost.append(fields) if name == "alert.lost" else None
     )
     release = threading.Event()
-    desk = Desk(lambda alert: release.wait(30))
+    desk = Desk(lambda alert: release.wait(60))
     try:
         begun = time.perf_counter()
         for _ in range(QUEUE_LIMIT + 10):
             desk.bury()
             desk.alerts.letters(0, 0)
             desk.alerts.letters(0, 0)
-        assert time.perf_counter() - begun < 5
+        assert time.perf_counter() - begun < 30
         assert lost[-1]["count"] >= QUEUE_LIMIT
         release.set()
         eventually(lambda: desk.alerts._post._thread is None)

@@ -36,7 +36,8 @@ from postroom.messages import Message, new_id, wire_headers
 from proxy import ChaosProxy
 from servers import RabbitMQServer, Unavailable, free_port, leave_out
 
-QUICK = BrokerOptions(send_timeout_seconds=2.0)
+PATIENT = BrokerOptions(send_timeout_seconds=20.0)
+QUICK = BrokerOptions(send_timeout_seconds=4.0)  # for tests of silence: they wait it out
 SECRET = "canary:p@ss/w%rd"
 
 
@@ -48,7 +49,7 @@ class Shelf:
         self.exchange = f"e{new_id()}"
         self.topic = f"t{new_id()}"
         self.url = f"{server.url}?exchange={self.exchange}"
-        self.broker = AmqpBroker(self.url, QUICK)
+        self.broker = AmqpBroker(self.url, PATIENT)
 
     async def queue(self, topic: str | None = None, *, bind: bool = True, **arguments: Any) -> str:
         """Make a queue for a topic, of its name."""
@@ -207,7 +208,7 @@ async def test_a_binding_that_goes_away_under_load_loses_nothing(shelf: Shelf) -
 
 
 async def test_without_an_exchange_a_topic_is_a_queue(rabbitmq_server: RabbitMQServer) -> None:
-    broker = AmqpBroker(rabbitmq_server.url, QUICK)
+    broker = AmqpBroker(rabbitmq_server.url, PATIENT)
     shelf = Shelf(rabbitmq_server)
     (lost,) = await broker.send([make_message(topic=shelf.topic)])
     assert isinstance(lost, Transient)
@@ -249,6 +250,7 @@ async def test_a_deleted_exchange_is_made_again(shelf: Shelf) -> None:
 
 
 async def test_blocked_publishers_wait_and_nothing_is_lost(shelf: Shelf) -> None:
+    shelf.broker = AmqpBroker(shelf.url, QUICK)
     await shelf.queue()
     assert await shelf.broker.send([make_message(topic=shelf.topic)]) == [Delivered()]
     batch = make_messages(20, topic=shelf.topic)
@@ -279,6 +281,7 @@ async def test_blocked_publishers_wait_and_nothing_is_lost(shelf: Shelf) -> None
 
 
 async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
+    shelf.broker = AmqpBroker(shelf.url, QUICK)
     await shelf.queue()
     assert await shelf.broker.send([make_message(topic=shelf.topic)]) == [Delivered()]
     shelf.server.require_private()
@@ -302,7 +305,7 @@ async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
 async def test_a_lost_answer_is_unknown(shelf: Shelf) -> None:
     await shelf.queue()
     with ChaosProxy(shelf.server.url) as proxy:
-        broker = AmqpBroker(proxy.through(shelf.url), QUICK)
+        broker = AmqpBroker(proxy.through(shelf.url), PATIENT)
         await broker.ping()
         batch = make_messages(20, topic=shelf.topic)
         loss = proxy.lose_reply(to=batch[0].id.encode())
@@ -319,7 +322,7 @@ async def test_a_lost_answer_is_unknown(shelf: Shelf) -> None:
 async def test_nobody_there(
     unused_tcp_port: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    broker = AmqpBroker(f"amqp://127.0.0.1:{unused_tcp_port}?exchange=e", QUICK)
+    broker = AmqpBroker(f"amqp://127.0.0.1:{unused_tcp_port}?exchange=e", PATIENT)
     for outcome in await broker.send(make_messages(2)):
         assert isinstance(outcome, Transient)
         assert (outcome.code, outcome.down) == ("unreachable", "broker")
@@ -417,7 +420,7 @@ async def test_acknowledgements_reach_the_server(shelf: Shelf) -> None:
 
 
 async def test_no_more_in_hand_than_prefetched(shelf: Shelf) -> None:
-    broker = AmqpBroker(f"{shelf.url}&prefetch=5", QUICK)
+    broker = AmqpBroker(f"{shelf.url}&prefetch=5", PATIENT)
     billing = await broker.receive([shelf.topic], consumer="billing")
     await send(broker, numbered(shelf.topic, range(12)))
     first = await take(billing, 5)
@@ -534,7 +537,7 @@ async def test_what_amqp_alone_can_tell(shelf: Shelf) -> None:
     assert isinstance(shelf.broker, CanReceive)
     (blind,) = await shelf.broker.examine([shelf.topic])
     assert "?management=" in blind
-    broker = AmqpBroker(shelf.server.url, QUICK)
+    broker = AmqpBroker(shelf.server.url, PATIENT)
     missing, _ = await broker.examine([shelf.topic])
     assert f"there is no queue named {shelf.topic}" in missing
     await shelf.queue(bind=False)
@@ -572,7 +575,7 @@ async def test_dangers_are_named(managed: ManagedServer) -> None:
     management = f"http://127.0.0.1:{managed.management}"
     shelf = Shelf(managed)
     url = f"{shelf.url}&management={management}"
-    broker = AmqpBroker(url, QUICK)
+    broker = AmqpBroker(url, PATIENT)
     await broker.ping()
     (unbound,) = await broker.examine([shelf.topic])
     assert "no queue is bound" in unbound
@@ -580,7 +583,7 @@ async def test_dangers_are_named(managed: ManagedServer) -> None:
     (no_exchange,) = await broker.examine([shelf.topic])
     assert "has no dead-letter exchange" in no_exchange
     await billing.close()
-    sound = AmqpBroker(f"{url}&dead_letter_exchange=dead", QUICK)
+    sound = AmqpBroker(f"{url}&dead_letter_exchange=dead", PATIENT)
     shipping = await sound.receive([f"{shelf.topic}.shipped"], consumer="shipping")
     assert await sound.examine([f"{shelf.topic}.shipped"]) == []
     await shipping.close()
@@ -611,7 +614,7 @@ def as_user(server: RabbitMQServer, user: str, password: str, vhost: str = "") -
 
 
 async def test_users_and_vhosts_with_odd_characters(users: RabbitMQServer) -> None:
-    broker = AmqpBroker(as_user(users, "re:lay", SECRET, "its own/vhost"), QUICK)
+    broker = AmqpBroker(as_user(users, "re:lay", SECRET, "its own/vhost"), PATIENT)
     billing = await broker.receive(["orders"], consumer="billing")
     assert await broker.send([make_message()]) == [Delivered()]
     assert len(await take(billing, 1)) == 1
@@ -624,7 +627,7 @@ async def test_users_and_vhosts_with_odd_characters(users: RabbitMQServer) -> No
 
 
 async def test_an_exchange_that_may_not_be_written_to(users: RabbitMQServer) -> None:
-    broker = AmqpBroker(as_user(users, "re:lay", SECRET), QUICK)
+    broker = AmqpBroker(as_user(users, "re:lay", SECRET), PATIENT)
     for outcome in await broker.send(make_messages(3)):
         assert isinstance(outcome, Unknown)
         assert (outcome.code, outcome.down) == ("not_permitted", "broker")
@@ -635,7 +638,7 @@ async def test_a_wrong_password_shows_no_password(
     users: RabbitMQServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    broker = AmqpBroker(as_user(users, "somebody", "canary-password"), QUICK)
+    broker = AmqpBroker(as_user(users, "somebody", "canary-password"), PATIENT)
     (outcome,) = await broker.send([make_message()])
     assert isinstance(outcome, Transient)
     assert (outcome.code, outcome.down) == ("not_permitted", "broker")
@@ -662,7 +665,7 @@ max_message_size = 1000000
 """
     with RabbitMQServer(config=config, fsync=False):
         url = f"amqps://guest:guest@127.0.0.1:{port}?exchange=events"
-        broker = AmqpBroker(f"{url}&tls_ca={quote(certificate)}", QUICK)
+        broker = AmqpBroker(f"{url}&tls_ca={quote(certificate)}", PATIENT)
 
         async def reached() -> bool:
             await broker.ping()
@@ -672,7 +675,7 @@ max_message_size = 1000000
         billing = await broker.receive(["orders"], consumer="billing")
         assert await broker.send([make_message()]) == [Delivered()]
         assert len(await take(billing, 1)) == 1
-        stranger = AmqpBroker(url, QUICK)
+        stranger = AmqpBroker(url, PATIENT)
         (outcome,) = await stranger.send([make_message()])
         assert isinstance(outcome, Transient)
         assert outcome.code == "unreachable"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from helpers import eventually_async
 from helpers_messages import make_message, make_messages
 from postroom.brokers import (
     BrokerOptions,
@@ -28,7 +29,7 @@ from postroom.brokers.call import CallBroker, LookUpCallBroker
 from postroom.errors import ConfigurationError
 from postroom.messages import Message
 
-QUICK = BrokerOptions(send_timeout_seconds=0.2, concurrency=2)
+QUICK = BrokerOptions(send_timeout_seconds=1.0, concurrency=2)
 
 
 @pytest.fixture(params=["async", "sync", "sync returning a coroutine", "async object"])
@@ -181,7 +182,7 @@ async def test_a_thread_that_hangs_keeps_its_slot() -> None:
     def body(message: Message) -> None:
         started.append(message.id)
         if message.key == "hangs":
-            release.wait(10)
+            release.wait(60)
 
     broker = CallBroker(body, QUICK)
     hanging = make_message(key="hangs")
@@ -197,12 +198,15 @@ async def test_a_thread_that_hangs_keeps_its_slot() -> None:
     for outcome in await broker.send(others):
         assert isinstance(outcome, Transient)
         assert (outcome.code, outcome.down) == ("busy", "broker")
-    assert time.monotonic() - began < 1  # not one timeout a message
+    assert time.monotonic() - began < 4  # not one timeout a message
     assert started == []
 
     release.set()
-    await asyncio.sleep(0.05)
-    assert await broker.send(others) == [Delivered()] * 5
+
+    async def all_taken() -> bool:
+        return await broker.send(others) == [Delivered()] * 5
+
+    await eventually_async(all_taken)
 
 
 def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
@@ -255,15 +259,15 @@ async def test_no_more_calls_at_a_time_than_allowed(kind: str) -> None:
 
 async def test_a_send_as_a_whole_keeps_the_timeout() -> None:
     async def slow(message: Message) -> None:
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.15)
 
     broker = CallBroker(slow, QUICK)
     assert broker.capabilities.max_batch == 2
     began = time.monotonic()
     outcomes = await broker.send(make_messages(50))
-    assert time.monotonic() - began < 0.3
+    assert time.monotonic() - began < 3  # all of them would take longer
     done = outcomes.count(Delivered())
-    assert 2 < done < 20
+    assert 0 < done < 20
     for outcome in outcomes[done:]:  # not started
         assert isinstance(outcome, Transient)
         assert (outcome.code, outcome.down) == ("busy", "broker")

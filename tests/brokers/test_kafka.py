@@ -35,7 +35,8 @@ from postroom.errors import ConfigurationError, MissingDriver, Unreachable
 from postroom.messages import new_id, wire_headers
 from servers import KafkaServer
 
-QUICK = BrokerOptions(send_timeout_seconds=2.0)
+PATIENT = BrokerOptions(send_timeout_seconds=20.0)
+QUICK = BrokerOptions(send_timeout_seconds=4.0)  # for tests of silence: they wait it out
 
 
 class Shelf:
@@ -44,7 +45,7 @@ class Shelf:
     def __init__(self, server: KafkaServer) -> None:
         self.server = server
         self.topic = f"t{new_id()}"
-        self.broker = KafkaBroker(server.url, QUICK)
+        self.broker = KafkaBroker(server.url, PATIENT)
 
     def make(self, topic: str | None = None, **settings: Any) -> None:
         self.server.create_topic(topic or self.topic, **settings)
@@ -90,7 +91,7 @@ async def test_a_topic_that_was_deleted_is_missing_again(shelf: Shelf) -> None:
     shelf.make()
     assert await shelf.broker.send([make_message(topic=shelf.topic)]) == [Delivered()]
     shelf.server.admin.delete_topics([shelf.topic])[shelf.topic].result(10)
-    broker = KafkaBroker(shelf.server.url, BrokerOptions(send_timeout_seconds=8))
+    broker = KafkaBroker(shelf.server.url, PATIENT)
     for _ in range(2):
         for each in (shelf.broker, broker):
             (outcome,) = await each.send([make_message(topic=shelf.topic)])
@@ -279,6 +280,7 @@ def test_the_numbers_of_errors_are_the_librarys() -> None:
 
 
 async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
+    shelf.broker = KafkaBroker(shelf.server.url, QUICK)
     shelf.make(partitions=1)
     assert await shelf.broker.send([make_message(topic=shelf.topic)]) == [Delivered()]
     shelf.server.require_private()
@@ -286,7 +288,7 @@ async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
     with shelf.server.paused():
         began = time.monotonic()
         outcomes = await shelf.broker.send(batch)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 10
         assert {(type(o), o.code, o.down) for o in _failures(outcomes)} == {
             (Unknown, "timeout", "broker")
         }
@@ -326,6 +328,7 @@ async def test_nobody_there(unused_tcp_port: int, capfd: pytest.CaptureFixture[s
 async def test_a_killed_server_prints_nothing(
     shelf: Shelf, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    shelf.broker = KafkaBroker(shelf.server.url, QUICK)
     shelf.make()
     shelf.server.require_private()
     assert await shelf.broker.send(make_messages(2, topic=shelf.topic)) == [Delivered()] * 2
@@ -366,13 +369,13 @@ async def test_after_a_fatal_error_there_is_a_new_producer(
 ) -> None:
     with mock_cluster() as cluster:
         cluster.create_topic("orders")
-        broker = KafkaBroker(cluster.url, BrokerOptions(send_timeout_seconds=10))
+        broker = KafkaBroker(cluster.url, BrokerOptions(send_timeout_seconds=60))
         assert await broker.send(make_messages(1)) == [Delivered()]
         spent = broker._clients.link()
         cluster.fail_produce(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
         began = time.monotonic()
         outcomes = await broker.send(make_messages(20))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert {(type(o), o.code, o.down) for o in _failures(outcomes)} == {
             (Unknown, "fatal", "broker")
         }

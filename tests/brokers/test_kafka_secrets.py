@@ -18,7 +18,7 @@ from postroom.errors import Unreachable
 from servers import KafkaServer
 
 SECRET = "canary:p@ss/w%rd"
-QUICK = BrokerOptions(send_timeout_seconds=3.0)
+PATIENT = BrokerOptions(send_timeout_seconds=20.0)
 _JAAS = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "
     f'user_relay="{SECRET}" user_narrow="pw";'
@@ -122,7 +122,7 @@ async def test_a_wrong_password_shows_no_password(
     locked: LockedServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    broker = KafkaBroker(locked.as_user("canary-user", "canary-password"), QUICK)
+    broker = KafkaBroker(locked.as_user("canary-user", "canary-password"), PATIENT)
     (outcome,) = await broker.send([make_message()])
     assert isinstance(outcome, Transient)
     assert (outcome.code, outcome.down) == ("not_permitted", "broker")
@@ -168,7 +168,7 @@ async def test_tls_with_a_certificate_of_our_own(
     (tmp_path / "both").write_text(both)
     with LockedServer(tmp_path) as server:
         server.create_topic("orders")
-        stranger = KafkaBroker(server.as_user("relay", SECRET), QUICK)
+        stranger = KafkaBroker(server.as_user("relay", SECRET), PATIENT)
         (outcome,) = await stranger.send([make_message()])
         assert isinstance(outcome, Transient)
         assert outcome.down == "broker"

@@ -28,7 +28,8 @@ from postroom.messages import new_id, wire_headers
 from proxy import ChaosProxy
 from servers import NatsServer
 
-QUICK = BrokerOptions(send_timeout_seconds=1.0)
+PATIENT = BrokerOptions(send_timeout_seconds=20.0)
+QUICK = BrokerOptions(send_timeout_seconds=4.0)  # for tests of silence: they wait it out
 
 
 class Shelf:
@@ -37,7 +38,7 @@ class Shelf:
     def __init__(self, server: NatsServer) -> None:
         self.server = server
         self.topic = f"t{new_id()}"
-        self.broker = NatsBroker(server.url, QUICK)
+        self.broker = NatsBroker(server.url, PATIENT)
 
     async def make(self, topic: str | None = None, **settings: Any) -> None:
         topic = topic or self.topic
@@ -233,6 +234,7 @@ def test_answers(answer: object, outcome: object) -> None:
 
 
 async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
+    shelf.broker = NatsBroker(shelf.server.url, QUICK)
     await shelf.make()
     assert await shelf.broker.send([make_message(topic=shelf.topic)]) == [Delivered()]
     shelf.server.require_private()
@@ -242,7 +244,7 @@ async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
         for outcome in await shelf.broker.send(batch):
             assert isinstance(outcome, Unknown)
             assert (outcome.code, outcome.down) == ("timeout", "broker")
-        assert 0.9 < time.monotonic() - began < 1.5
+        assert 3.9 < time.monotonic() - began < 10
         # The silent connection was given up, and a new one gets no greeting.
         for outcome in await shelf.broker.send(batch):
             assert isinstance(outcome, Transient)
@@ -254,6 +256,7 @@ async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
 
 
 async def test_a_silent_topic_does_not_make_the_broker_silent(shelf: Shelf) -> None:
+    shelf.broker = NatsBroker(shelf.server.url, QUICK)
     await shelf.make()
     silent = f"{shelf.topic}-silent"
     await shelf.make(silent, no_ack=True)
@@ -274,7 +277,7 @@ async def test_a_silent_topic_does_not_make_the_broker_silent(shelf: Shelf) -> N
 async def test_a_lost_answer_is_unknown_and_sending_again_adds_nothing(shelf: Shelf) -> None:
     await shelf.make()
     with ChaosProxy(shelf.server.url) as proxy:
-        broker = NatsBroker(proxy.url, QUICK)
+        broker = NatsBroker(proxy.url, PATIENT)
         await broker.ping()
         batch = make_messages(20, topic=shelf.topic)
         loss = proxy.lose_reply(to=b"HPUB")
@@ -303,7 +306,7 @@ async def test_answers_held_back_are_unknown(shelf: Shelf) -> None:
 
 
 async def test_nobody_there(unused_tcp_port: int, capfd: pytest.CaptureFixture[str]) -> None:
-    broker = NatsBroker(f"nats://127.0.0.1:{unused_tcp_port}", QUICK)
+    broker = NatsBroker(f"nats://127.0.0.1:{unused_tcp_port}", PATIENT)
     answers = await asyncio.gather(*(broker.send(make_messages(2)) for _ in range(3)))
     for outcome in itertools.chain(*answers):
         assert isinstance(outcome, Transient)
@@ -330,7 +333,7 @@ async def test_a_connection_lost_while_writing_prints_nothing(
         began = time.monotonic()
         await asyncio.to_thread(proxy.cut)
         outcomes = await sending
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5  # not the timeout
         proxy.thaw()
         # What was on its way is unknown; what had no place in the window was not sent.
         assert {(type(o), o.code, o.down) for o in outcomes if not isinstance(o, Delivered)} == {

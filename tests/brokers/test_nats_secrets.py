@@ -20,7 +20,7 @@ from postroom.errors import Unreachable
 from servers import NatsServer
 
 SECRET = "canary:p@ss/w%rd"
-QUICK = BrokerOptions(send_timeout_seconds=1.0)
+PATIENT = BrokerOptions(send_timeout_seconds=20.0)
 USERS = """
     authorization { users = [
       { user: "re:lay", password: "%s" }
@@ -90,7 +90,7 @@ async def test_a_wrong_password_shows_no_password(
     locked: LockedServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    broker = NatsBroker(locked.as_user("canary-user", "canary-password"), QUICK)
+    broker = NatsBroker(locked.as_user("canary-user", "canary-password"), PATIENT)
     (outcome,) = await broker.send([make_message()])
     assert isinstance(outcome, Transient)
     assert (outcome.code, outcome.down) == ("not_permitted", "broker")
@@ -103,7 +103,7 @@ async def test_a_wrong_password_shows_no_password(
 
 
 async def test_a_token_is_a_secret_too(unused_tcp_port: int) -> None:
-    broker = NatsBroker(f"nats://canary-token@127.0.0.1:{unused_tcp_port}", QUICK)
+    broker = NatsBroker(f"nats://canary-token@127.0.0.1:{unused_tcp_port}", PATIENT)
     (outcome,) = await broker.send([make_message()])
     assert "canary" not in f"{outcome}{broker!r}{broker._address}"
 
@@ -119,7 +119,7 @@ async def test_a_topic_that_may_not_be_published(locked: LockedServer) -> None:
 
 
 async def test_an_inbox_that_may_not_be_read(locked: LockedServer) -> None:
-    broker = NatsBroker(locked.as_user("deaf", "pw"), QUICK)
+    broker = NatsBroker(locked.as_user("deaf", "pw"), PATIENT)
     (outcome,) = await broker.send([make_message()])
     assert isinstance(outcome, Transient)
     assert (outcome.code, outcome.down) == ("not_permitted", "broker")
@@ -133,7 +133,7 @@ async def test_an_inbox_that_may_not_be_read(locked: LockedServer) -> None:
 @pytest.mark.parametrize("user", ["mute", "idle"])
 async def test_a_receiver_without_its_rights_says_so(locked: LockedServer, user: str) -> None:
     """Pulls and acks have no answer of their own: silence would look like an empty stream."""
-    broker = NatsBroker(locked.as_user(user, "pw"), QUICK)
+    broker = NatsBroker(locked.as_user(user, "pw"), PATIENT)
     assert await broker.send([make_message()]) == [Delivered()]
     subscription = await broker.receive(["orders"], consumer=user)
 
@@ -148,7 +148,7 @@ async def test_a_receiver_without_its_rights_says_so(locked: LockedServer, user:
 
 
 async def test_a_receiver_that_may_not_look(locked: LockedServer) -> None:
-    broker = NatsBroker(locked.as_user("narrow", "pw"), QUICK)
+    broker = NatsBroker(locked.as_user("narrow", "pw"), PATIENT)
     with pytest.raises(Unreachable, match=r"may not publish to .JS.API.STREAM.NAMES"):
         await broker.receive(["orders"], consumer="billing")
     with pytest.raises(Unreachable, match=r"may not publish to .JS.API.STREAM.NAMES"):
@@ -173,7 +173,7 @@ async def test_tls_sends_no_secret_in_clear(secret: str) -> None:
 
     async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        broker = NatsBroker(f"tls://{secret}@127.0.0.1:{port}", QUICK)
+        broker = NatsBroker(f"tls://{secret}@127.0.0.1:{port}", PATIENT)
         (outcome,) = await broker.send([make_message()])
         assert isinstance(outcome, Transient)
         assert "does not ask for TLS" in outcome.text
@@ -203,7 +203,7 @@ async def test_tls_with_a_certificate_of_our_own(nats_server: NatsServer, tmp_pa
 
     config = f"tls {{ cert_file: {certificate}, key_file: {tmp_path / 'key'} }}\n"
     with TlsServer(config + "authorization { token: secret-token }") as server:
-        stranger = NatsBroker(f"tls://secret-token@127.0.0.1:{server.port}", QUICK)
+        stranger = NatsBroker(f"tls://secret-token@127.0.0.1:{server.port}", PATIENT)
         (outcome,) = await stranger.send([make_message()])
         assert isinstance(outcome, Transient)
         assert outcome.code == "unreachable"

@@ -35,7 +35,8 @@ from postroom.messages import new_id
 from proxy import ChaosProxy
 from servers import RedisServer
 
-QUICK = BrokerOptions(send_timeout_seconds=1.0)
+PATIENT = BrokerOptions(send_timeout_seconds=20.0)
+QUICK = BrokerOptions(send_timeout_seconds=4.0)  # for tests of silence: they wait it out
 SECRET = "canary:p@ss/w%rd"
 
 
@@ -45,7 +46,7 @@ class Shelf:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.topic = f"t{new_id()}"
-        self.broker = RedisBroker(server.url, QUICK)
+        self.broker = RedisBroker(server.url, PATIENT)
 
     def ask(self, *words: Any) -> Any:
         with self.server.client() as client:
@@ -114,7 +115,7 @@ def test_entries_of_others_are_taken_too() -> None:
 
 
 async def test_no_memory_is_the_brokers_fault_and_passes(own: RedisServer) -> None:
-    broker = RedisBroker(own.url, QUICK)
+    broker = RedisBroker(own.url, PATIENT)
     assert await broker.send(make_messages(3)) == [Delivered()] * 3
     with own.client() as client:
         client.config_set("maxmemory", "1mb")
@@ -129,7 +130,7 @@ async def test_no_memory_is_the_brokers_fault_and_passes(own: RedisServer) -> No
 
 
 async def test_a_replica_takes_nothing(own: RedisServer, redis_server: RedisServer) -> None:
-    broker = RedisBroker(own.url, QUICK)
+    broker = RedisBroker(own.url, PATIENT)
     await broker.ping()
     with own.client() as client:
         client.config_set("replica-serve-stale-data", "yes")
@@ -160,7 +161,7 @@ async def test_another_kind_of_key_is_one_topics_trouble(shelf: Shelf) -> None:
 async def test_a_message_too_large_for_the_server_stands_alone(own: RedisServer) -> None:
     with own.client() as client:
         client.config_set("proto-max-bulk-len", "1mb")
-    broker = RedisBroker(own.url, QUICK)
+    broker = RedisBroker(own.url, PATIENT)
     just, over = (make_message(b"x" * size) for size in (1 << 20, (1 << 20) + 1))
     first, large, last = await broker.send([just, over, make_message()])
     assert first == last == Delivered()
@@ -196,6 +197,7 @@ async def test_nothing_in_a_message_speaks_to_the_server(shelf: Shelf, bad: dict
 
 
 async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
+    shelf.broker = RedisBroker(shelf.server.url, QUICK)
     assert await shelf.broker.send([make_message(topic=shelf.topic)]) == [Delivered()]
     shelf.server.require_private()
     batch = make_messages(50, topic=shelf.topic)
@@ -214,7 +216,7 @@ async def test_a_silent_server_leaves_the_outcome_unknown(shelf: Shelf) -> None:
 
 async def test_a_lost_answer_is_unknown_and_those_before_it_are_not(shelf: Shelf) -> None:
     with ChaosProxy(shelf.server.url) as proxy:
-        broker = RedisBroker(proxy.url, QUICK)
+        broker = RedisBroker(proxy.url, PATIENT)
         await broker.ping()
         loss = proxy.lose_reply(to=b"XADD", after=40)
         outcomes = await broker.send(make_messages(20, topic=shelf.topic))
@@ -228,7 +230,7 @@ async def test_a_lost_answer_is_unknown_and_those_before_it_are_not(shelf: Shelf
 
 
 async def test_nobody_there(unused_tcp_port: int) -> None:
-    broker = RedisBroker(f"redis://127.0.0.1:{unused_tcp_port}", QUICK)
+    broker = RedisBroker(f"redis://127.0.0.1:{unused_tcp_port}", PATIENT)
     for outcome in await broker.send(make_messages(2)):
         assert isinstance(outcome, Transient)
         assert (outcome.code, outcome.down) == ("unreachable", "broker")
@@ -355,7 +357,7 @@ async def test_a_new_group_begins_at_the_beginning(shelf: Shelf) -> None:
 async def test_entries_whose_answer_was_lost_come_all_the_same(shelf: Shelf) -> None:
     await send(shelf.broker, numbered(shelf.topic, range(20)))
     with ChaosProxy(shelf.server.url) as proxy:
-        billing = await RedisBroker(proxy.url, QUICK).receive([shelf.topic], consumer="billing")
+        billing = await RedisBroker(proxy.url, PATIENT).receive([shelf.topic], consumer="billing")
         first = await take(billing, 5)
         loss = proxy.lose_reply(to=b"XREADGROUP")
         with pytest.raises(Unreachable):
@@ -461,7 +463,7 @@ def test_large_entries_are_read_few_at_a_time() -> None:
 
 
 async def test_dangers_are_named(own: RedisServer) -> None:
-    broker = RedisBroker(own.url, QUICK)
+    broker = RedisBroker(own.url, PATIENT)
     assert isinstance(broker, CanExamine)
     assert isinstance(broker, CanReceive)
     with own.client() as client:
@@ -505,7 +507,7 @@ async def test_passwords_users_and_databases(redis_server: RedisServer) -> None:
         with redis_py.Redis(port=server.port, password=SECRET, db=3) as client:
             assert client.xlen("orders") == 1
         await broker.close()
-        broker = RedisBroker(server.as_user("re:lay", SECRET), QUICK)
+        broker = RedisBroker(server.as_user("re:lay", SECRET), PATIENT)
         fine, refused = await broker.send([make_message(topic="allowed"), make_message()])
         assert fine == Delivered()
         assert isinstance(refused, Transient)
@@ -527,7 +529,7 @@ async def test_a_wrong_password_shows_no_password(
     redis_server.require_private()
     caplog.set_level(logging.DEBUG)
     with LockedServer() as server:
-        broker = RedisBroker(server.as_user(user, "canary-password"), QUICK)
+        broker = RedisBroker(server.as_user(user, "canary-password"), PATIENT)
         (outcome,) = await broker.send([make_message()])
         assert isinstance(outcome, Transient)
         assert (outcome.code, outcome.down) == ("not_permitted", "broker")
@@ -565,12 +567,12 @@ async def test_tls_with_a_certificate_of_our_own(redis_server: RedisServer) -> N
         assert len(await take(billing, 1)) == 1
         await billing.close()
         await broker.close()
-        stranger = RedisBroker(url, QUICK)
+        stranger = RedisBroker(url, PATIENT)
         (outcome,) = await stranger.send([make_message()])
         assert isinstance(outcome, Transient)
         assert outcome.code == "unreachable"
         assert SECRET not in outcome.text
-        plain = RedisBroker(server.as_user("", SECRET), QUICK)
+        plain = RedisBroker(server.as_user("", SECRET), PATIENT)
         (outcome,) = await plain.send([make_message()])
         assert isinstance(outcome, Transient)
 

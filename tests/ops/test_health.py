@@ -184,7 +184,7 @@ async def test_a_background_task_that_ends_is_noticed(tmp_path: Path, name: str)
             await eventually_async(lambda: relay.health().ready)
             (task,) = [each for each in asyncio.all_tasks() if each.get_name() == name]
             task.cancel()
-            await eventually_async(lambda: not relay.health().healthy, 5)
+            await eventually_async(lambda: not relay.health().healthy)
             code, said = await asyncio.to_thread(get, f"{base}/healthz")
             assert code == 503
             assert "ended" in said["reasons"][0]
