@@ -17,12 +17,14 @@ from typing import Any
 
 import asyncpg
 import stage
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from postroom import signals
 from postroom.brokers.base import DELIVERED, open_broker
 from postroom.databases import migrate
+from postroom.databases.urls import resolve
 from postroom.inbox.consumer import Consumer
 from postroom.messages import Message, lane_of, new_id
 
@@ -67,9 +69,12 @@ def _message(number: int) -> Message:
 
 async def hand(options: argparse.Namespace) -> dict[str, Any]:
     """One message after the other, each in a transaction of its own."""
+    return await _by_hand(options, await _plain(options.database))
+
+
+async def _by_hand(options: argparse.Namespace, connection: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"messages": options.messages}
     with stage.measured(found):
-        connection = await _plain(options.database)
         client, js = await stage.jetstream(options.nats)
         subscription = await js.pull_subscribe(stage.SUBJECT, durable="hand")
         left = options.messages
@@ -80,6 +85,11 @@ async def hand(options: argparse.Namespace) -> dict[str, Any]:
     await client.close()
     await connection.close()
     return found
+
+
+async def hand_session(options: argparse.Namespace) -> dict[str, Any]:
+    """The same with an AsyncSession for each message, as an application has one."""
+    return await _by_hand(options, await _Sessions.open(options.database))
 
 
 async def hands(options: argparse.Namespace) -> dict[str, Any]:
@@ -178,6 +188,43 @@ class _Sqlite:
         self._connection.close()
 
 
+class _Sessions:
+    """SQLAlchemy's AsyncSession, one for each message."""
+
+    effect = text(EFFECT.format(":id", ":n"))
+
+    def __init__(self, engine: AsyncEngine, seen: str) -> None:
+        self._engine = engine
+        self._seen = text(seen)
+        self.close = engine.dispose
+
+    @classmethod
+    async def open(cls, url: str) -> _Sessions:
+        before, prefix, after = {
+            "postgresql": ("", "postroom.", "ON CONFLICT DO NOTHING"),
+            "mysql": ("IGNORE ", "postroom_", ""),
+            "sqlite": ("OR IGNORE ", "postroom_", ""),
+        }[_dialect(url)]
+        engine = create_async_engine(resolve(url).url)
+        if _dialect(url) == "sqlite":
+            event.listen(engine.sync_engine, "connect", _outlive_power_cuts)
+        async with engine.connect():  # the first one looks around
+            return cls(engine, SEEN.format(before, prefix, ":id", after))
+
+    async def apply(self, id: str, number: int) -> None:
+        async with AsyncSession(self._engine) as session:
+            done: Any = await session.execute(self._seen, {"id": id})
+            if done.rowcount:
+                await session.execute(self.effect, {"id": id, "n": number})
+            await session.commit()
+
+
+def _outlive_power_cuts(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.close()
+
+
 async def _plain(url: str) -> Any:
     """A connection of the driver's own."""
     dialect, place = _dialect(url), make_url(url)
@@ -218,15 +265,23 @@ async def session(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def driver(options: argparse.Namespace) -> dict[str, Any]:
-    """Handlers that are given asyncpg's own connection."""
+    """Handlers that are given the driver's own connection; sqlite3's is synchronous."""
     consumer = Consumer(
         NAME, options.database, options.nats, topics=[stage.SUBJECT], gives="driver"
     )
 
-    @consumer.on("bench.v1")
-    async def handle(event: Any, tx: Any, received: Any) -> None:
+    async def with_asyncpg(event: Any, tx: Any, received: Any) -> None:
         await tx.execute(_Postgres.effect, received.id, event["n"])
 
+    async def with_asyncmy(event: Any, tx: Any, received: Any) -> None:
+        async with tx.cursor() as cursor:
+            await cursor.execute(_Mysql.effect, (received.id, event["n"]))
+
+    def with_sqlite3(event: Any, tx: Any, received: Any) -> None:
+        tx.execute(_Sqlite.effect, (received.id, event["n"]))
+
+    handlers = {"postgresql": with_asyncpg, "mysql": with_asyncmy, "sqlite": with_sqlite3}
+    consumer.on("bench.v1")(handlers[_dialect(options.database)])
     return await _until(consumer, options)
 
 
@@ -252,4 +307,11 @@ async def _until(consumer: Consumer, options: argparse.Namespace) -> dict[str, A
 
 
 if __name__ == "__main__":
-    stage.main(prepare=prepare, hand=hand, hands=hands, session=session, driver=driver)
+    stage.main(
+        prepare=prepare,
+        hand=hand,
+        hand_session=hand_session,
+        hands=hands,
+        session=session,
+        driver=driver,
+    )

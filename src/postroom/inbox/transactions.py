@@ -8,8 +8,16 @@ row went with it. A sync handler gets the same by a synchronous driver, in a thr
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -175,11 +183,17 @@ class Transactions:
         self.pooled = True  # whether a pooler stands in between, as far as is known
         self._async_engine: AsyncEngine | None = None
         self._sync_engine: Engine | None = None
+        # SQLite has one writer at a time, and who finds it taken sleeps before it looks again.
+        alone = target.dialect == "sqlite"
+        self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if alone else nullcontext()
+        self._turn_in_thread: AbstractContextManager[Any] = (
+            threading.Lock() if alone else nullcontext()
+        )
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncTransaction]:
         """A transaction that is rolled back unless it is committed inside."""
-        async with self._engine().connect() as connection:
+        async with self._turn, self._engine().connect() as connection:
             await connection.begin()
             tx = AsyncTransaction(connection, self._gives)
             try:
@@ -194,7 +208,7 @@ class Transactions:
     @contextmanager
     def begin_sync(self) -> Iterator[SyncTransaction]:
         """The same for a thread."""
-        with self._engine_for_threads().connect() as connection:
+        with self._turn_in_thread, self._engine_for_threads().connect() as connection:
             connection.begin()
             tx = SyncTransaction(connection, self._gives)
             try:
