@@ -2,6 +2,7 @@
 
 import os
 import queue
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -84,6 +85,13 @@ def errors(points: Counter[str]) -> Iterator[Case]:
         else:
             for group in together(survived):
                 yield Case(f"error {end}", tuple(group))
+
+
+def share(cases: Sequence[Case], kind: str, seed: str) -> Sequence[Case]:
+    """All of them on PostgreSQL and at full size; on the others every second one, by the seed."""
+    if full_size() or kind == "postgresql":
+        return cases
+    return random.Random(seed).sample(cases, len(cases) // 2)
 
 
 def together(things: Sequence[T]) -> list[Sequence[T]]:

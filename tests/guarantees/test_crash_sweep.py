@@ -3,8 +3,9 @@
 The points are learnt from a run in which nothing goes wrong, and then each is the end of a run of
 its own. In place of the kill there may be an error, before the effect or after it, which the relay
 may survive: on SQLite, which has no network, the error after is the reply that is lost (for the
-others see test_lost_replies.py). POSTROOM_SWEEP=full also waits for the dead relay's leases, and
-fails at more passes of each point.
+others see test_lost_replies.py). POSTROOM_SWEEP=full also waits for the dead relay's leases, fails
+at more passes of each point, and does all of it on MariaDB and SQLite too, where every day has half
+of it.
 """
 
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from nursery import Child
 from scenario import SMALL, publish_scenario, work
-from sweeping import Case, errors, full_size, kills, learn, sweep, tell
+from sweeping import Case, errors, full_size, kills, learn, share, sweep, tell
 from worlds import KINDS, World
 
 pytestmark = pytest.mark.guarantee
@@ -62,7 +63,9 @@ def run_case(world: World, case: Case) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_relay_may_die_at_any_point(kind: str, new_world: Callable[[str], World]) -> None:
+def test_a_relay_may_die_at_any_point(
+    kind: str, seed: str, new_world: Callable[[str], World]
+) -> None:
     begun = time.perf_counter()
     world = new_world(kind)
     good, dead = publish_scenario(world)
@@ -76,8 +79,8 @@ def test_a_relay_may_die_at_any_point(kind: str, new_world: Callable[[str], Worl
     for point, passes in points.items():
         name, _, end = point.rpartition(".")
         assert points[f"{name}.{'after' if end == 'before' else 'before'}"] == passes, point
-    chosen = [*kills(points), *errors(points)]
+    chosen = share([*kills(points), *errors(points)], kind, seed)
     ends = sweep(lambda: new_world(kind), chosen, run_case)
     tell(kind, begun, len(chosen), f"{len(points)} points", ends)
     # A few points are passed only if two things happen in one order, not in the other.
-    assert sum(count for end, count in ends.items() if MISSED in end) < len(chosen) / 20
+    assert sum(count for end, count in ends.items() if MISSED in end) < len(chosen) / 10
