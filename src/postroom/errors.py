@@ -20,7 +20,8 @@ PostroomError
 │   ├── KeyReused           the key was used for another call
 │   ├── KeyInProgress       somebody is at it
 │   ├── KeyInDoubt          whether it was carried out is not known
-│   └── KeyLost             somebody else has taken it over
+│   ├── KeyLost             somebody else has taken it over
+│   └── ResultNotKept       it was carried out before, and its result was too large to be kept
 ├── Rejected                for handlers: this message can never be handled
 └── Refused                 an operator's action that does not fit the state of things
 
@@ -49,6 +50,7 @@ __all__ = [
     "PublishError",
     "Refused",
     "Rejected",
+    "ResultNotKept",
     "RoutingChanged",
     "SchemaError",
     "SeveralBinds",
@@ -149,6 +151,10 @@ class KeyInDoubt(KeyRefused):
 
 class KeyLost(KeyRefused):
     """The lease of this run is over and somebody else goes on with it; nothing was written."""
+
+
+class ResultNotKept(KeyRefused):
+    """The call was carried out before, and its result was too large to be kept."""
 
 
 class Rejected(PostroomError):

@@ -181,42 +181,69 @@ def plain_wsgi(url: str, policy: Policy) -> Iterator[Service]:
 
 @contextmanager
 def django(url: str, policy: Policy) -> Iterator[Service]:
-    import sys
-    import types
-
     from django.core.handlers.wsgi import WSGIHandler
     from django.http import HttpResponse
-    from django.test.utils import override_settings
-    from django.urls import path
-
-    import django_doors  # noqa: F401
 
     service = Service()
-    keys = _keys(url, lambda request: request.headers.get("X-User", "ada"), policy)
 
     def charge(request: Any) -> Any:
         turn = request.postroom_idempotency
         status, headers, content = service.work(request.body, turn.key_for)
         return HttpResponse(content, status=status, headers=headers)
 
-    urls = types.ModuleType("keys_urls")
-    urls.urlpatterns = [path(PATH[1:], charge)]  # type: ignore[attr-defined]
-    sys.modules["keys_urls"] = urls
     with (
-        override_settings(
-            ROOT_URLCONF="keys_urls",
-            ALLOWED_HOSTS=["*"],
-            MIDDLEWARE=["postroom.idempotency.django.IdempotencyMiddleware"],
-            POSTROOM={"keys": lambda: keys},
-        ),
+        _django(url, policy, charge),
         serve_wsgi(WSGIHandler()) as service.address,
     ):
         yield service
+
+
+@contextmanager
+def django_async(url: str, policy: Policy) -> Iterator[Service]:
+    from django.core.handlers.asgi import ASGIHandler
+    from django.http import HttpResponse
+
+    service = Service()
+
+    async def charge(request: Any) -> Any:
+        turn = request.postroom_idempotency
+        work = asyncio.to_thread(service.work, request.body, turn.key_for)
+        status, headers, content = await work
+        return HttpResponse(content, status=status, headers=headers)
+
+    with (
+        _django(url, policy, charge),
+        serve_asgi(ASGIHandler()) as service.address,
+    ):
+        yield service
+
+
+@contextmanager
+def _django(url: str, policy: Policy, charge: Any) -> Iterator[None]:
+    import sys
+    import types
+
+    from django.test.utils import override_settings
+    from django.urls import path
+
+    import django_doors  # noqa: F401
+
+    keys = _keys(url, lambda request: request.headers.get("X-User", "ada"), policy)
+    urls = types.ModuleType("keys_urls")
+    urls.urlpatterns = [path(PATH[1:], charge)]  # type: ignore[attr-defined]
+    sys.modules["keys_urls"] = urls
+    with override_settings(
+        ROOT_URLCONF="keys_urls",
+        ALLOWED_HOSTS=["*"],
+        MIDDLEWARE=["postroom.idempotency.django.IdempotencyMiddleware"],
+        POSTROOM={"keys": lambda: keys},
+    ):
+        yield
     keys.close()
 
 
 Opener = Callable[[str, Policy], AbstractContextManager[Service]]
 FRAMEWORKS: dict[str, Opener] = {
     each.__name__: each  # type: ignore[attr-defined]
-    for each in (starlette, fastapi, litestar, flask, plain_wsgi, django)
+    for each in (starlette, fastapi, litestar, flask, plain_wsgi, django, django_async)
 }

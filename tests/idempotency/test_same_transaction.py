@@ -331,9 +331,9 @@ def test_background_work_begins_after_the_commit(shop: Shop) -> None:
     eventually(lambda: shop.background == ["a"])
 
 
+# SQLite waits for its file.
+@pytest.mark.parametrize("stage", ["postgresql", "mariadb"], indirect=True)
 def test_who_waits_too_long_is_told_so(shop: Shop, stage: Stage) -> None:
-    if stage.database == "sqlite":
-        pytest.skip("SQLite waits for its file")
     shop.gate.clear()
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(shop.post, "/impatient", "k", {"name": "a"})

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from postroom.derivation import derive_key
+    from postroom.idempotency.finisher import Finisher
     from postroom.idempotency.functions import idempotent
     from postroom.idempotency.keys import SHARED, Keys
     from postroom.idempotency.policy import NotDone, Policies, Policy
-    from postroom.idempotency.resume import Finisher, Run, resumable
+    from postroom.idempotency.resume import resumable
     from postroom.idempotency.rules import Answer, Name
+    from postroom.idempotency.runs import Run, ThreadRun
 
 __all__ = [
     "SHARED",
@@ -32,6 +34,7 @@ __all__ = [
     "Policies",
     "Policy",
     "Run",
+    "ThreadRun",
     "derive_key",
     "idempotent",
     "resumable",
@@ -45,8 +48,9 @@ _DOORS = {
     "NotDone": "postroom.idempotency.policy",
     "Policies": "postroom.idempotency.policy",
     "Policy": "postroom.idempotency.policy",
-    "Finisher": "postroom.idempotency.resume",
-    "Run": "postroom.idempotency.resume",
+    "Finisher": "postroom.idempotency.finisher",
+    "Run": "postroom.idempotency.runs",
+    "ThreadRun": "postroom.idempotency.runs",
     "derive_key": "postroom.derivation",
     "idempotent": "postroom.idempotency.functions",
     "resumable": "postroom.idempotency.resume",

@@ -21,7 +21,6 @@ from postroom.idempotency.exchange import (
     Asked,
     closing,
     drive_async,
-    giving_up,
     may_run_without,
     opening,
 )
@@ -29,7 +28,7 @@ from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import Answer, Mine
-from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
+from postroom.idempotency.telling import give_up_async, refused, tell_replay, tell_unprotected
 from postroom.idempotency.turn import Turn, turn_in
 
 __all__ = ["IdempotencyMiddleware", "turn_of"]
@@ -284,7 +283,8 @@ class _Outside(_Run):
                 raise RuntimeError("the application ended without an answer")
         except BaseException as error:
             if not self.settled:
-                await self._give_up(error)
+                engines = self.middleware.keys.engines
+                await give_up_async(self.asked, self.mine, error, engines)
             raise
         finally:
             self.request.answered.set()
@@ -300,13 +300,6 @@ class _Outside(_Run):
             tell_unprotected(self.asked, error)
             return None
         return None if instead is None else problems.answer_to(instead, self.asked.policy)
-
-    async def _give_up(self, error: BaseException) -> None:
-        steps = giving_up(self.asked, self.mine, type(error).__name__)
-        try:
-            await drive_async(steps, self.middleware.keys.engines)
-        except PostroomError as trouble:
-            tell_unprotected(self.asked, trouble)
 
 
 class _Inside(_Run):

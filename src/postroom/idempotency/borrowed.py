@@ -13,12 +13,12 @@ from postroom import failpoints, signals
 from postroom.databases.caller import carry_out
 from postroom.databases.kinds import bare, kind_of
 from postroom.databases.trouble import is_conflict
-from postroom.errors import WrongCall
+from postroom.errors import PublishError, WrongCall
 from postroom.flow import Flow
 from postroom.idempotency import problems, store
 from postroom.idempotency.exchange import Asked, for_storing
 from postroom.idempotency.rules import Answer, Mine, Running, Verdict, storable
-from postroom.idempotency.telling import tell_replay
+from postroom.idempotency.telling import refused, tell_replay
 
 __all__ = ["Borrowed"]
 
@@ -39,7 +39,14 @@ class Borrowed:
         self, view: Callable[[], T], read: Callable[[T], Answer], say: Callable[[Answer], T]
     ) -> T:
         """Call the view between claim and commit; what is not carried out is said."""
-        mine = self.claim()
+        try:
+            mine = self.claim()
+        except PublishError:
+            raise
+        except Exception as error:
+            if self.asked is None:
+                raise
+            return say(refused(self.asked, error))
         if mine is not None and not isinstance(mine, Mine):
             assert self.asked is not None
             self.roll_back()
@@ -74,7 +81,7 @@ class Borrowed:
                 self.roll_back()
                 if not is_conflict(error):
                     raise
-                if attempt == TRIES:
+                if self.asked.policy.wait_seconds is not None or attempt == TRIES:
                     return Running(1.0)
         raise AssertionError("unreachable")
 
@@ -97,8 +104,11 @@ class Borrowed:
         )
 
     def _claiming(self, asked: Asked) -> Flow[Verdict]:
-        keep = asked.policy.keep_seconds
-        return store.claim(asked.name, asked.fingerprint, "same_transaction", keep_seconds=keep)
+        policy = asked.policy
+        claiming = store.claim(
+            asked.name, asked.fingerprint, "same_transaction", keep_seconds=policy.keep_seconds
+        )
+        return store.patiently(claiming, policy.wait_seconds)
 
     def _keep_refusal(self, answer: Answer) -> None:
         if self.asked is None or not storable(answer.status):

@@ -24,7 +24,7 @@ from django.utils.decorators import sync_and_async_middleware
 from django.utils.module_loading import import_string
 
 from postroom.databases.trouble import is_conflict
-from postroom.errors import ConfigurationError, PostroomError, WrongCall
+from postroom.errors import ConfigurationError, PostroomError, PublishError, WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.borrowed import TRIES, Borrowed
 from postroom.idempotency.exchange import (
@@ -32,15 +32,20 @@ from postroom.idempotency.exchange import (
     closing,
     drive,
     drive_async,
-    giving_up,
     may_run_without,
     opening,
 )
 from postroom.idempotency.keys import Keys, Seen, asked_of
-from postroom.idempotency.leases import Beats, kept_in_loop
+from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
-from postroom.idempotency.rules import Answer, Mine, Verdict, storable
-from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
+from postroom.idempotency.rules import Answer, Mine, Running, Verdict, storable
+from postroom.idempotency.telling import (
+    give_up,
+    give_up_async,
+    refused,
+    tell_replay,
+    tell_unprotected,
+)
 from postroom.idempotency.turn import Turn
 
 __all__ = ["IdempotencyMiddleware", "idempotent"]
@@ -93,7 +98,7 @@ def IdempotencyMiddleware(get_response: Callable[..., Any]) -> Callable[..., Any
                 with kept_in_loop(asked, mine.claim, keys.engines):
                     response = await get_response(request)
             except BaseException as error:
-                await drive_async(giving_up(asked, mine, type(error).__name__), keys.engines)
+                await give_up_async(asked, mine, error, keys.engines)
                 raise
             try:
                 steps = closing(asked, mine, _answer(response), kept=turn.kept)
@@ -104,8 +109,6 @@ def IdempotencyMiddleware(get_response: Callable[..., Any]) -> Callable[..., Any
             return response if instead is None else _say(asked, instead)
 
         return middleware_async
-
-    beats = Beats(keys.engines)
 
     def middleware(request: Any) -> Any:
         asked = _asked(keys, request)
@@ -121,11 +124,11 @@ def IdempotencyMiddleware(get_response: Callable[..., Any]) -> Callable[..., Any
         if not isinstance(verdict, Mine):
             return _say(asked, verdict)
         setattr(request, STATE, turn := Turn(asked))
-        with beats.kept(asked, verdict.claim):
+        with keys.beats.kept(asked, verdict.claim):
             try:
                 response = get_response(request)
             except BaseException as error:
-                drive(giving_up(asked, verdict, type(error).__name__), keys.engines)
+                give_up(asked, verdict, error, keys.engines)
                 raise
             try:
                 steps = closing(asked, verdict, _answer(response), kept=turn.kept)
@@ -200,8 +203,12 @@ class _Atomic(Borrowed):
                 self._keep_refusal(answer)
                 return response
             except Exception as error:
-                if began or attempt == TRIES or not is_conflict(error):
+                if began or self.asked is None or isinstance(error, PublishError):
                     raise
+                if not is_conflict(error):
+                    return say(refused(self.asked, error))
+                if self.asked.policy.wait_seconds is not None or attempt == TRIES:
+                    return _say(self.asked, Running(1.0))
         raise AssertionError("unreachable")
 
     def claim(self) -> Verdict | None:

@@ -27,6 +27,8 @@ from postroom.errors import (
     KeyInDoubt,
     KeyInProgress,
     KeyReused,
+    PostroomError,
+    ResultNotKept,
 )
 from postroom.flow import Flow
 from postroom.idempotency import store
@@ -35,9 +37,10 @@ from postroom.idempotency.exchange import (
     closing,
     drive,
     drive_async,
-    giving_up,
+    for_storing,
     opening,
 )
+from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import (
     Answer,
@@ -51,6 +54,7 @@ from postroom.idempotency.rules import (
     checked_key,
     scope_name,
 )
+from postroom.idempotency.telling import give_up, give_up_async, tell_unprotected
 
 if TYPE_CHECKING:
     from postroom.idempotency.keys import Keys
@@ -142,11 +146,16 @@ class _Call:
         if not isinstance(verdict, Mine):
             return _result(verdict, asked)
         try:
-            answer = _answer(self.function(*args, **kwargs))
+            with self.keys.beats.kept(asked, verdict.claim):
+                answer = _answer(self.function(*args, **kwargs))
         except BaseException as error:
-            drive(giving_up(asked, verdict, type(error).__name__), engines)
+            give_up(asked, verdict, error, engines)
             raise
-        ended = drive(closing(asked, verdict, answer), engines)
+        try:
+            ended = drive(closing(asked, verdict, answer), engines)
+        except PostroomError as error:  # it was carried out; its lease will end by itself
+            tell_unprotected(asked, error)
+            ended = None
         return json.loads(answer.body) if ended is None else _result(ended, asked)
 
     async def run_async(self, args: Any, kwargs: Any) -> Any:
@@ -164,18 +173,25 @@ class _Call:
         if not isinstance(verdict, Mine):
             return _result(verdict, asked)
         try:
-            answer = _answer(await self.function(*args, **kwargs))
+            with kept_in_loop(asked, verdict.claim, engines):
+                answer = _answer(await self.function(*args, **kwargs))
         except BaseException as error:
-            await drive_async(giving_up(asked, verdict, type(error).__name__), engines)
+            await give_up_async(asked, verdict, error, engines)
             raise
-        ended = await drive_async(closing(asked, verdict, answer), engines)
+        try:
+            ended = await drive_async(closing(asked, verdict, answer), engines)
+        except PostroomError as error:
+            tell_unprotected(asked, error)
+            ended = None
         return json.loads(answer.body) if ended is None else _result(ended, asked)
 
     def _claim(self, asked: Asked) -> Flow[Verdict]:
-        keep = self.policy.keep_seconds
-        return store.claim(asked.name, asked.fingerprint, "same_transaction", keep_seconds=keep)
+        keep, wait = self.policy.keep_seconds, self.policy.wait_seconds
+        claiming = store.claim(asked.name, asked.fingerprint, "same_transaction", keep_seconds=keep)
+        return store.patiently(claiming, wait)
 
     def _finish(self, mine: Mine, answer: Answer) -> Flow[None]:
+        answer = for_storing(answer, self.policy)
         done = yield from store.finish(mine.claim, answer, keep_seconds=self.policy.keep_seconds)
         if not done:
             raise KeyInDoubt(
@@ -230,6 +246,9 @@ def _answer(value: Any) -> Answer:
 
 def _result(verdict: Verdict, asked: Asked) -> Any:
     if isinstance(verdict, Replay):
+        if verdict.answer.absent is not None:
+            what = f"{asked.name.operation} with key {asked.name.key!r}"
+            raise ResultNotKept(f"{what} was carried out; its result was too large to be kept")
         return json.loads(verdict.answer.body)
     return refuse(verdict, asked.name)
 

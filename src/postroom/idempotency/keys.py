@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from postroom.errors import ConfigurationError
 from postroom.idempotency import problems
@@ -27,6 +28,9 @@ from postroom.idempotency.rules import (
     parse_key,
     scope_name,
 )
+
+if TYPE_CHECKING:
+    from postroom.idempotency.leases import Beats
 
 __all__ = ["SHARED", "Keys", "Seen", "asked_of"]
 
@@ -76,6 +80,13 @@ class Keys:
     def find(self, method: str, path: str) -> tuple[str, Policy] | None:
         """The operation and policy of a request; None: keys are none of its business."""
         return self.policies.find(method, path)
+
+    @cached_property
+    def beats(self) -> Beats:
+        """Keeps the leases of whatever works in threads."""
+        from postroom.idempotency.leases import Beats
+
+        return Beats(self.engines)
 
     async def close_async(self) -> None:
         """Give every connection up."""

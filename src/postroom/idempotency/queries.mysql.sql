@@ -49,9 +49,9 @@ SELECT owner, epoch, status, mode, fingerprint, attempts,
 
 -- name: finish
 UPDATE postroom_idempotency_key
-   SET status = 'completed', locked_until = NULL, error = NULL, response_status = :response_status,
-       response_headers = :response_headers, response_body = :response_body,
-       body_absent = :body_absent,
+   SET status = 'completed', locked_until = NULL, error = NULL, request = NULL,
+       response_status = :response_status, response_headers = :response_headers,
+       response_body = :response_body, body_absent = :body_absent,
        expires_at = IF(mode = 'same', expires_at, UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND)
  WHERE scope = :scope AND operation = :operation AND `key` = :key AND owner = :owner
    AND epoch = :epoch AND status IN ('pending', 'indeterminate');
@@ -98,6 +98,7 @@ SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
 -- name: settle
 UPDATE postroom_idempotency_key
    SET status = :status, epoch = epoch + 1, locked_until = NULL,
+       request = CASE WHEN :status = 'failed' THEN request END,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent, error = :error,
        expires_at = UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND

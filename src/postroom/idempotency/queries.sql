@@ -64,7 +64,7 @@ SELECT owner, epoch, status, mode, fingerprint, attempts,
 -- name: finish
 -- Whoever was taken for lost and comes back with the answer settles its own key, if nobody else has.
 UPDATE postroom.idempotency_key
-   SET status = 'completed', locked_until = NULL, error = NULL,
+   SET status = 'completed', locked_until = NULL, error = NULL, request = NULL,
        response_status = CAST(:response_status AS integer),
        response_headers = CAST(:response_headers AS text),
        response_body = CAST(:response_body AS bytea), body_absent = CAST(:body_absent AS text),
@@ -121,6 +121,7 @@ RETURNING 1
 -- `verify` or an operator has found out; the epoch ends whatever its owner might still write.
 UPDATE postroom.idempotency_key
    SET status = CAST(:status AS text), epoch = epoch + 1, locked_until = NULL,
+       request = CASE WHEN CAST(:status AS text) = 'failed' THEN request END,
        response_status = CAST(:response_status AS integer),
        response_headers = CAST(:response_headers AS text),
        response_body = CAST(:response_body AS bytea), body_absent = CAST(:body_absent AS text),

@@ -33,9 +33,9 @@ SELECT owner, epoch, status, mode, fingerprint, attempts, locked_until - NOW_US,
 
 -- name: finish
 UPDATE postroom_idempotency_key
-   SET status = 'completed', locked_until = NULL, error = NULL, response_status = :response_status,
-       response_headers = :response_headers, response_body = :response_body,
-       body_absent = :body_absent,
+   SET status = 'completed', locked_until = NULL, error = NULL, request = NULL,
+       response_status = :response_status, response_headers = :response_headers,
+       response_body = :response_body, body_absent = :body_absent,
        expires_at = CASE WHEN mode = 'same' THEN expires_at ELSE NOW_US + :keep_us END
  WHERE scope = :scope AND operation = :operation AND key = :key AND owner = :owner
    AND epoch = :epoch AND status IN ('pending', 'indeterminate');
@@ -79,6 +79,7 @@ SELECT 1 WHERE changes() > 0;
 -- name: settle
 UPDATE postroom_idempotency_key
    SET status = :status, epoch = epoch + 1, locked_until = NULL,
+       request = CASE WHEN :status = 'failed' THEN request END,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent, error = :error,
        expires_at = NOW_US + :keep_us

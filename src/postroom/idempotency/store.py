@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 
-from postroom.errors import Refused
 from postroom.flow import Flow, Statement, Value
 from postroom.idempotency.rules import (
     MODES,
@@ -14,6 +14,7 @@ from postroom.idempotency.rules import (
     Mode,
     Name,
     Record,
+    Running,
     Verdict,
     judge,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "finish",
     "look",
     "orphans",
+    "patiently",
     "settle",
 ]
 
@@ -75,7 +77,25 @@ def claim(
                 if not told:
                     continue  # its owner was alive after all, or has just finished
             return verdict
-    raise Refused("the key changes hands as fast as it is claimed; nothing was done: try again")
+    return Running(1.0)  # it changes hands as fast as it is claimed
+
+
+def patiently(claiming: Flow[Verdict], wait_seconds: float | None) -> Flow[Verdict]:
+    """Claim, and wait no longer for another's transaction than this; then it is a conflict."""
+    if wait_seconds is None:
+        return (yield from claiming)
+    ((before,),) = yield Statement(ROOM, "patience", {})
+    yield Statement(ROOM, "be_patient", _patience(wait_seconds))
+    try:
+        verdict = yield from claiming
+    except Exception:
+        # What was set for a session of MariaDB's would stay; PostgreSQL hears nothing more and
+        # forgets it with the transaction.
+        with suppress(Exception):
+            yield Statement(ROOM, "be_patient", _patience(before))
+        raise
+    yield Statement(ROOM, "be_patient", _patience(before))
+    return verdict
 
 
 def look(name: Name) -> Flow[Record | None]:
@@ -166,6 +186,13 @@ def adopt(name: Name, epoch: int, *, lease_seconds: float) -> Flow[tuple[Claim, 
     rows = yield Statement(ROOM, "look", name._asdict())
     record = Record._make(rows[0])
     return Claim(name, owner, record.epoch), record
+
+
+def _patience(wait: float | str) -> dict[str, Value]:
+    """As a new wish in seconds, or as the database said it before."""
+    if isinstance(wait, str):  # PostgreSQL's own form
+        return {"wait": wait, "wait_s": 0}
+    return {"wait": f"{max(1, int(wait * 1000))}ms", "wait_s": max(1, int(wait))}
 
 
 def _of(mine: Claim, keep_seconds: float | None = None) -> dict[str, Value]:

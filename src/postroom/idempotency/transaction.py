@@ -17,7 +17,7 @@ from postroom.databases.caller import carry_out
 from postroom.databases.sqlalchemy import SQLAlchemyLink
 from postroom.databases.trouble import is_conflict
 from postroom.errors import WrongCall
-from postroom.flow import Flow, Statement, Value, run
+from postroom.flow import Flow, run
 from postroom.idempotency import store
 from postroom.idempotency.exchange import Asked, for_storing
 from postroom.idempotency.rules import Answer, Mine, Replay, Running, Verdict, storable
@@ -77,16 +77,11 @@ class KeyedTransaction:
         raise AssertionError("unreachable")
 
     def _claim(self, asked: Asked) -> Flow[Verdict]:
-        policy, before = asked.policy, None
-        if policy.wait_seconds is not None:
-            ((before,),) = yield Statement(store.ROOM, "patience", {})
-            yield Statement(store.ROOM, "be_patient", _patience(policy.wait_seconds))
-        verdict = yield from store.claim(
+        policy = asked.policy
+        claiming = store.claim(
             asked.name, asked.fingerprint, "same_transaction", keep_seconds=policy.keep_seconds
         )
-        if before is not None:
-            yield Statement(store.ROOM, "be_patient", _patience(before))
-        return verdict
+        return store.patiently(claiming, policy.wait_seconds)
 
     def settle(
         self, session: Session | None, answer: Answer, *, kept: bool = True
@@ -165,10 +160,3 @@ def _refuse_commit(connection: Connection) -> None:
             "the route's transaction is committed with its answer, after it has returned: neither "
             "commit it nor go on after a rollback"
         )
-
-
-def _patience(wait: float | str) -> dict[str, Value]:
-    """As a new wish in seconds, or as the database said it before."""
-    if isinstance(wait, str):  # PostgreSQL's own form
-        return {"wait": wait, "wait_s": 0}
-    return {"wait": f"{max(1, int(wait * 1000))}ms", "wait_s": max(1, int(wait))}

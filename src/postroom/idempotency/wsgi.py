@@ -18,15 +18,13 @@ from postroom.idempotency.exchange import (
     Asked,
     closing,
     drive,
-    giving_up,
     may_run_without,
     opening,
 )
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
-from postroom.idempotency.leases import Beats
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import Answer, Mine
-from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
+from postroom.idempotency.telling import give_up, refused, tell_replay, tell_unprotected
 from postroom.idempotency.turn import Answered, Turn, turn_in
 
 __all__ = ["IdempotencyMiddleware", "turn_of"]
@@ -50,7 +48,6 @@ class IdempotencyMiddleware:
     def __init__(self, app: App, keys: Keys) -> None:
         self.app = app
         self.keys = keys
-        self.beats = Beats(keys.engines)
 
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:
         seen = _seen(environ)
@@ -100,15 +97,12 @@ class IdempotencyMiddleware:
                 return None
             return None if instead is None else problems.answer_to(instead, asked.policy)
 
-        with self.beats.kept(asked, verdict.claim):
+        with self.keys.beats.kept(asked, verdict.claim):
             try:
                 return _carry_out(self.app, environ, start, asked.policy, settle)
             except BaseException as error:
                 if not settled:
-                    try:
-                        drive(giving_up(asked, verdict, type(error).__name__), engines)
-                    except PostroomError as trouble:
-                        tell_unprotected(asked, trouble)
+                    give_up(asked, verdict, error, engines)
                 raise
 
     def _inside(

@@ -15,3 +15,18 @@ SELECT scope, operation, `key`, status, mode, attempts, epoch, recovery_point, r
 -- name: keys_answer
 SELECT response_headers, response_body, body_absent FROM postroom_idempotency_key
  WHERE scope = :scope AND operation = :operation AND `key` = :key
+
+-- name: keys_in_trouble
+SELECT COUNT(IF(status = 'indeterminate', 1, NULL)),
+       COALESCE(TIMESTAMPDIFF(SECOND, MIN(IF(status = 'indeterminate', created_at, NULL)),
+                              UTC_TIMESTAMP(6)), 0),
+       COUNT(IF(status <> 'indeterminate', 1, NULL)),
+       COALESCE(TIMESTAMPDIFF(SECOND, MIN(IF(status <> 'indeterminate', locked_until, NULL)),
+                              UTC_TIMESTAMP(6)), 0)
+  FROM ((SELECT status, created_at, locked_until FROM postroom_idempotency_key
+          WHERE error IS NOT NULL AND status = 'indeterminate'
+            AND created_at < UTC_TIMESTAMP(6) - INTERVAL :age_s SECOND LIMIT :most)
+        UNION ALL
+        (SELECT status, created_at, locked_until FROM postroom_idempotency_key
+          WHERE locked_until < UTC_TIMESTAMP(6) - INTERVAL :age_s SECOND
+            AND mode = 'resume' AND status IN ('pending', 'failed') LIMIT :most)) k

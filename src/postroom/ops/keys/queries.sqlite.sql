@@ -15,3 +15,17 @@ SELECT scope, operation, key, status, mode, attempts, epoch, recovery_point, res
 -- name: keys_answer
 SELECT response_headers, response_body, body_absent FROM postroom_idempotency_key
  WHERE scope = :scope AND operation = :operation AND key = :key
+
+-- name: keys_in_trouble
+SELECT COUNT(CASE WHEN status = 'indeterminate' THEN 1 END),
+       COALESCE((NOW_US - MIN(CASE WHEN status = 'indeterminate' THEN created_at END)) / 1000000, 0),
+       COUNT(CASE WHEN status <> 'indeterminate' THEN 1 END),
+       COALESCE((NOW_US - MIN(CASE WHEN status <> 'indeterminate' THEN locked_until END)) / 1000000,
+                0)
+  FROM (SELECT * FROM (SELECT status, created_at, locked_until FROM postroom_idempotency_key
+                        WHERE error IS NOT NULL AND status = 'indeterminate'
+                          AND created_at < NOW_US - :age_s * 1000000 LIMIT :most)
+        UNION ALL
+        SELECT * FROM (SELECT status, created_at, locked_until FROM postroom_idempotency_key
+                        WHERE locked_until < NOW_US - :age_s * 1000000
+                          AND mode = 'resume' AND status IN ('pending', 'failed') LIMIT :most)) k

@@ -28,7 +28,8 @@ CREATE TABLE IF NOT EXISTS postroom_idempotency_key (
     error            LONGTEXT,
     PRIMARY KEY (scope, operation, `key`),
     KEY idempotency_key_expiry (expires_at),
-    KEY idempotency_key_lease (locked_until)
+    KEY idempotency_key_lease (locked_until),
+    KEY idempotency_key_trouble (error(8))
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 UPDATE postroom_meta SET value = '4' WHERE name = 'schema_version';

@@ -3,7 +3,7 @@
 
 -- status: pending → completed | failed (may be tried again) | indeterminate (a person or `verify` decides).
 -- mode: same (all in the caller's transaction, no lease), resume (from its recovery point), external.
--- The epoch grows at every take-over and stands in every write. Neither index holds a column that a
+-- The epoch grows at every take-over and stands in every write. No index holds a column that a
 -- request in its own transaction changes when it ends, so that its row is updated in place.
 CREATE TABLE postroom.idempotency_key (
     scope            text NOT NULL,
@@ -32,5 +32,8 @@ CREATE TABLE postroom.idempotency_key (
 CREATE INDEX idempotency_key_expiry ON postroom.idempotency_key (expires_at);
 CREATE INDEX idempotency_key_lease ON postroom.idempotency_key (locked_until)
  WHERE locked_until IS NOT NULL;
+-- Whatever went wrong, so that doubts are found among many answers.
+CREATE INDEX idempotency_key_trouble ON postroom.idempotency_key (created_at)
+ WHERE error IS NOT NULL;
 
 UPDATE postroom.meta SET value = '4' WHERE name = 'schema_version';

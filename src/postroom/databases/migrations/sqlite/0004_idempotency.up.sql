@@ -31,5 +31,7 @@ CREATE TABLE postroom_idempotency_key (
 CREATE INDEX postroom_idempotency_key_expiry ON postroom_idempotency_key (expires_at);
 CREATE INDEX postroom_idempotency_key_lease ON postroom_idempotency_key (locked_until)
  WHERE locked_until IS NOT NULL;
+CREATE INDEX postroom_idempotency_key_trouble ON postroom_idempotency_key (created_at)
+ WHERE error IS NOT NULL;
 
 UPDATE postroom_meta SET value = '4' WHERE name = 'schema_version';
