@@ -1,6 +1,7 @@
 """`@idempotent` for plain functions: on every kind of connection, and on connections of ours."""
 
 import asyncio
+import sqlite3
 import threading
 import uuid
 from collections import Counter
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 
 from doors import DOORS, Door, Open
+from helpers import eventually_async
 from postroom.errors import (
     ConfigurationError,
     KeyInDoubt,
     KeyInProgress,
     KeyReused,
+    ResultNotKept,
     WouldCommitAlone,
 )
 from postroom.idempotency import SHARED, Keys, NotDone, Policy, idempotent
@@ -169,4 +172,107 @@ def test_wishes_that_cannot_be(stages: Stages) -> None:
         Keys("sqlite:///x.db", scope="ada")  # type: ignore[arg-type]
     named = idempotent("y", key="order", keys=keys)(lambda order, at: str(order))
     assert named(uuid.UUID(int=1), uuid.UUID(int=2)) == str(uuid.UUID(int=1))
+    keys.close()
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_a_lease_is_kept_while_the_work_lasts(stages: Stages, how: str) -> None:
+    stage = stages["sqlite"]
+    keys = Keys(stage.url, scope=SHARED)
+    gate, begun = threading.Event(), threading.Event()
+    decorate = idempotent("slow", key="order", keys=keys, policy=Policy(lease_seconds=0.6))
+
+    def slow(order: str) -> str:
+        begun.set()
+        assert gate.wait(30)
+        return order
+
+    async def slow_async(order: str) -> str:
+        return await asyncio.to_thread(slow, order)
+
+    if how == "async":
+        work = asyncio.ensure_future(decorate(slow_async)("1"))
+    else:
+        work = asyncio.ensure_future(asyncio.to_thread(decorate(slow), "1"))
+
+    def lease() -> Any:
+        return stage.query("SELECT locked_until FROM {p}idempotency_key")
+
+    await eventually_async(begun.is_set)
+    before = lease()
+    await eventually_async(lambda: lease() > before)
+    gate.set()
+    assert await work == "1"
+    await keys.close_async()
+
+
+@pytest.mark.parametrize("where", ["tx", "keys"])
+async def test_a_result_too_large_to_be_kept(stages: Stages, where: str) -> None:
+    stage = stages["sqlite"]
+    keys = Keys(stage.url, scope=SHARED)
+    policy, runs = Policy(most_stored_bytes=10), Counter[str]()
+    options: Any = {"tx": "tx"} if where == "tx" else {"keys": keys}
+
+    @idempotent("large", key="order", policy=policy, compare=[], **options)
+    def large(tx: Any, order: str) -> str:
+        runs[order] += 1
+        return "x" * 20
+
+    connection = sqlite3.connect(stage.url.removeprefix("sqlite:///"))
+    with connection:
+        assert large(connection, "1") == "x" * 20
+    with connection, pytest.raises(ResultNotKept, match="was carried out"):
+        large(connection, "1")
+    connection.close()
+    assert runs == {"1": 1}
+    keys.close()
+
+
+def test_an_answer_expires_and_a_lost_lease_does_not_wait_for_it(stage: Stage) -> None:
+    """Retention and lease are apart: what is over is new again, what is in doubt stays so."""
+    keys, runs = Keys(stage.url, scope=SHARED), Counter[str]()
+
+    @idempotent("charge", key="order", keys=keys)
+    def charge(order: str, amount: int) -> int:
+        runs[order] += 1
+        if amount < 0:
+            raise ConnectionError
+        return runs[order]
+
+    assert [charge("a", 1), charge("a", 1)] == [1, 1]
+    with pytest.raises(ConnectionError):
+        charge("b", -1)
+    past = {"sqlite": "0"}.get(stage.database, "'2020-01-01'")
+    stage.query(f"UPDATE {{p}}idempotency_key SET expires_at = {past}")
+    assert charge("a", 2) == 2, "another request too, since nothing is known any more"
+    with pytest.raises(KeyInDoubt):
+        charge("b", -1)
+    rows = stage.query("SELECT epoch, attempts FROM {p}idempotency_key WHERE status = 'completed'")
+    assert rows == [(2, 1)]
+    keys.close()
+
+
+def test_an_error_of_the_function_is_not_hidden_by_a_database_that_is_away(
+    stages: Stages, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = stages["sqlite"]
+    keys = Keys(stage.url, scope=SHARED)
+
+    def work(order: str) -> str:
+        stage.query("ALTER TABLE {p}idempotency_key RENAME TO hidden")
+        if order == "fails":
+            raise ConnectionError("no answer")
+        return order
+
+    charge = idempotent("charge", key="order", keys=keys)(work)
+    for order in ("fails", "works"):
+        try:
+            if order == "fails":
+                with pytest.raises(ConnectionError):
+                    charge(order)
+            else:
+                assert charge(order) == order, "it was carried out"
+        finally:
+            stage.query("ALTER TABLE hidden RENAME TO {p}idempotency_key")
+    assert caplog.text.count("key.unprotected") == 2
     keys.close()

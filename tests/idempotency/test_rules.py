@@ -275,3 +275,32 @@ def test_every_problem_has_a_type_of_its_own_in_the_openapi() -> None:
     text = json.dumps(shown)
     assert all(f"urn:postroom:problem:{kind}" in text for kind in PROBLEMS)
     assert "422" in openapi_responses(Policy())
+
+
+def test_litestar_shows_header_and_problems() -> None:
+    from litestar import Litestar, post
+
+    from postroom.idempotency import SHARED, Keys
+    from postroom.idempotency.litestar import describe
+
+    @post("/orders/{order:int}/pay")
+    async def pay(order: int, data: dict[str, str]) -> dict[str, str]:
+        return data
+
+    @post("/other")
+    async def other(data: dict[str, str]) -> dict[str, str]:
+        return data
+
+    policies = {"POST /orders/{order}/pay": Policy(required=True)}
+    app = Litestar([pay, other])
+    describe(app, Keys("sqlite:///shop.db", scope=SHARED, policies=policies))
+    paths = app.openapi_schema.to_schema()["paths"]
+    shown = paths["/orders/{order}/pay"]["post"]
+    [header] = [each for each in shown["parameters"] if each["in"] == "header"]
+    assert (header["name"], header["required"]) == ("Idempotency-Key", True)
+    text = json.dumps(shown["responses"])
+    for name in PROBLEMS:
+        assert f"urn:postroom:problem:{name}" in text
+    both = shown["responses"]["400"]["content"]
+    assert set(both) == {"application/json", "application/problem+json"}
+    assert "urn:postroom" not in json.dumps(paths["/other"])

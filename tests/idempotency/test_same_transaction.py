@@ -25,8 +25,8 @@ from postroom.errors import WouldCommitAlone
 from postroom.idempotency import Keys, Name, Policy
 from postroom.idempotency.exchange import Asked
 from postroom.idempotency.fastapi import keyed_session, keyed_turn, protect
-from postroom.idempotency.turn import Turn
-from stages import Stage
+from postroom.idempotency.turn import Answered, Turn
+from stages import Stage, Stages
 
 SAME = Policy(mode="same_transaction")
 POLICIES = {
@@ -376,6 +376,26 @@ async def test_an_engine_that_commits_by_itself_is_refused(stage: Stage) -> None
     await turn.end_async()
     await engine.dispose()
     assert records(stage) == []
+
+
+def test_a_wait_that_was_cut_short_does_not_outlast_its_request(stages: Stages) -> None:
+    """What was set for the session of MariaDB's is set back, also after it was too long."""
+    stage = stages["mariadb"]
+    url = with_driver(stage.url, SYNC_DRIVERS)
+    engines = [create_engine(url, pool_size=1, max_overflow=0) for _ in range(2)]
+    policy = Policy(mode="same_transaction", wait_seconds=1)
+    first, second = (Turn(Asked(Name("ada", "x", "k"), "f" * 64, policy)) for _ in range(2))
+    first.session(engines[0])
+    with pytest.raises(Answered) as told:
+        second.session(engines[1])
+    assert told.value.answer.status == 409
+    second.end()
+    first.end()
+    for engine in engines:
+        with engine.connect() as connection:
+            ((seconds,),) = connection.execute(text("SELECT @@session.innodb_lock_wait_timeout"))
+        assert seconds > 1
+        engine.dispose()
 
 
 def test_the_openapi_shows_header_and_problems(shop: Shop) -> None:
