@@ -91,7 +91,7 @@ class Service:
         await self.engine.dispose()
 
 
-@pytest.mark.parametrize("answered", [False, True], ids=["at once", "when answered"])
+@pytest.mark.parametrize("answered", [False, True], ids=["asked", "answered"])
 @pytest.mark.parametrize("mode", ["same_transaction", "external", "resume"])
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"])
 async def test_at_each_await(database: str, mode: str, answered: bool, stages: Stages) -> None:

@@ -300,6 +300,17 @@ BUGS: dict[str, Bug] = {
         "a request whose process was lost is carried out again, whatever it did elsewhere",
         on(f"{KEYED}test_a_lost_owner_leaves_a_doubt", *PLACES),
     ),
+    "key_ends_with_its_client": Bug(
+        "a client that hangs up ends the work of its request in the middle",
+        on(
+            "tests/guarantees/test_hanging_up.py::test_at_each_await",
+            *(f"{kind}-external-asked" for kind in ALL),
+        ),
+    ),
+    "point_not_fenced": Bug(
+        "a resumable run that was taken over still reaches its points",
+        on("tests/idempotency/test_resume.py::test_who_was_taken_over_reaches_no_point", *ALL),
+    ),
 }
 
 

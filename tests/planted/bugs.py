@@ -469,3 +469,17 @@ def key_without_epoch() -> None:
 
 def lost_key_run_again() -> None:
     reword_keys("claim", dict.fromkeys(sql.DIALECTS, ("'resume'", "'external'")))
+
+
+def key_ends_with_its_client() -> None:
+    from postroom.idempotency.asgi import IdempotencyMiddleware
+
+    async def in_task(self: Any, work: Any, request: Any) -> None:
+        await work
+
+    IdempotencyMiddleware._in_task = in_task  # type: ignore[method-assign]
+
+
+def point_not_fenced() -> None:
+    words = "AND owner = :owner\n   AND epoch = :epoch "
+    reword_keys("advance", dict.fromkeys(sql.DIALECTS, (words, "")))
