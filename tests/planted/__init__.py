@@ -304,7 +304,7 @@ BUGS: dict[str, Bug] = {
         "a client that hangs up ends the work of its request in the middle",
         on(
             "tests/guarantees/test_hanging_up.py::test_at_each_await",
-            *(f"{kind}-external-asked" for kind in ALL),
+            *(f"{kind}-external" for kind in ALL),
         ),
     ),
     "point_not_fenced": Bug(

@@ -17,6 +17,7 @@ from litestar.openapi.spec import (
     OpenAPIType,
     Operation,
     Parameter,
+    Reference,
     Schema,
 )
 
@@ -55,6 +56,8 @@ def _describe(operation: Operation, policy: Policy) -> None:
     responses = operation.responses = dict(operation.responses or {})
     for code, wanted in problems.openapi_responses(policy).items():
         theirs = responses.setdefault(code, OpenAPIResponse(description=wanted["description"]))
+        if not isinstance(theirs, OpenAPIResponse):  # a reference, which others share
+            continue
         theirs.content = dict(theirs.content or {}) | {
             kind: OpenAPIMediaType(schema=_schema(content["schema"]))
             for kind, content in wanted["content"].items()
@@ -67,7 +70,8 @@ def _describe(operation: Operation, policy: Policy) -> None:
 
 def _schema(wanted: dict[str, Any]) -> Schema:
     """The same schema in Litestar's words."""
-    properties = {name: _schema(inner) for name, inner in wanted.get("properties", {}).items()}
+    inner = wanted.get("properties", {})
+    properties: dict[str, Reference | Schema] = {name: _schema(inner[name]) for name in inner}
     return Schema(
         type=OpenAPIType(wanted["type"]),
         properties=properties or None,
