@@ -7,27 +7,30 @@ answers is a line in another.
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
-from worlds import World
 
 from postroom import Outbox, failpoints
 from postroom.idempotency import SHARED, Answer, Finisher, Keys, NotDone, Policy, resumable
 from postroom.idempotency.asgi import IdempotencyMiddleware, turn_of
 
+if TYPE_CHECKING:
+    from worlds import World
+
 DRIVERS = {"postgresql": "asyncpg", "mysql": "asyncmy", "sqlite": "aiosqlite"}
 REQUESTS = [(mode, f"{mode}-{n}") for n in range(2) for mode in ("same", "external", "resume")]
 
 
-def clerk(url: str, *, effects: str, answers: str) -> int:
-    """Carry every request out, as a client would have it; then finish what is left over."""
-    asyncio.run(_clerk(url, Path(effects), Path(answers)))
+def clerk(url: str, *, effects: str, answers: str, rounds: int = 1) -> int:
+    """Carry every request out, as a client would have it; then finish what is left over. In
+    several rounds, before each of which the leases of a dead clerk are over."""
+    asyncio.run(_clerk(url, Path(effects), Path(answers), rounds))
     return 0
 
 
-async def _clerk(url: str, effects: Path, answers: Path) -> None:
+async def _clerk(url: str, effects: Path, answers: Path, rounds: int) -> None:
     scheme, _, rest = url.partition("://")
     engine = create_async_engine(f"{scheme}+{DRIVERS[scheme]}://{rest}")
     if scheme == "sqlite":
@@ -80,16 +83,29 @@ async def _clerk(url: str, effects: Path, answers: Path) -> None:
         await send({"type": "http.response.body", "body": wish["key"].encode()})
 
     middle = IdempotencyMiddleware(app, keys)
-    for mode, key in REQUESTS:
-        status, body = await _request(middle, f"/{mode}", key)
-        with answers.open("a") as file:
-            file.write(json.dumps([key, status, body.decode()]) + "\n")
-    try:
-        await Finisher(go_on).once()
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
+    for _ in range(rounds):
+        if rounds > 1:
+            await _end_leases(engine, scheme)
+        for mode, key in REQUESTS:
+            status, body = await _request(middle, f"/{mode}", key)
+            with answers.open("a") as file:
+                file.write(json.dumps([key, status, body.decode()]) + "\n")
+        try:
+            await Finisher(go_on).once()
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
     await keys.close_async()
     await engine.dispose()
+
+
+async def _end_leases(engine: Any, scheme: str) -> None:
+    """Let the time pass that leases would still last."""
+    table = f"postroom{'.' if scheme == 'postgresql' else '_'}idempotency_key"
+    past = "0" if scheme == "sqlite" else "'2020-01-01'"
+    async with engine.begin() as connection:
+        await connection.execute(
+            text(f"UPDATE {table} SET locked_until = {past} WHERE locked_until IS NOT NULL")
+        )
 
 
 async def _request(app: Any, path: str, key: str) -> tuple[int, bytes]:
@@ -118,25 +134,17 @@ async def _request(app: Any, path: str, key: str) -> tuple[int, bytes]:
 class Register:
     """What clerks were asked, and what came of it, seen from outside."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: "World") -> None:
         self.world = world
         self.effects = world.folder / f"effects-{world._runs}"
         self.answers = world.folder / f"answers-{world._runs}"
 
-    def start(self, failpoints: str = "", log: Any = None) -> Any:
+    def start(self, failpoints: str = "", log: Any = None, rounds: int = 1) -> Any:
         environment = {"POSTROOM_FAILPOINTS": failpoints} if failpoints else {}
         if log is not None:
             environment["POSTROOM_FAILPOINTS_LOG"] = str(log)
-        return self.world._start(
-            "clerk", environment, effects=str(self.effects), answers=str(self.answers)
-        )
-
-    def end_leases(self) -> None:
-        """Let the time pass that leases of a dead clerk would still last."""
-        past = "0" if self.world.tables.kind == "sqlite" else "'2020-01-01'"
-        self.world.tables.query(
-            f"UPDATE {{p}}idempotency_key SET locked_until = {past} WHERE locked_until IS NOT NULL"
-        )
+        files = {"effects": str(self.effects), "answers": str(self.answers)}
+        return self.world._start("clerk", environment, **files, rounds=rounds)
 
     def judge(self) -> None:
         """Each request carried out once, and answered alike whenever it was."""

@@ -156,6 +156,8 @@ class KeyedTransaction:
 
 def _refuse_commit(connection: Connection) -> None:
     if connection.info.get(_KEYED) and not connection.info.get(_MAY_COMMIT):
+        # SQLAlchemy takes the transaction for ended now, whatever its commit says; so it is.
+        connection.connection.rollback()
         raise WrongCall(
             "the route's transaction is committed with its answer, after it has returned: neither "
             "commit it nor go on after a rollback"
