@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from postroom import Outbox
-from postroom.errors import WouldCommitAlone
+from postroom.errors import WouldCommitAlone, WrongCall
 from postroom.idempotency import Keys, Name, Policy
 from postroom.idempotency.exchange import Asked
 from postroom.idempotency.fastapi import keyed_session, keyed_turn, protect
@@ -365,6 +365,22 @@ def test_a_route_that_goes_its_own_way_is_named(
 ) -> None:
     assert shop.post("/no-session", "k", {"name": "a"}).status_code == 200
     assert "key.unprotected" in caplog.text
+
+
+async def test_a_commit_that_is_refused_leaves_no_transaction_open(stages: Stages) -> None:
+    """SQLAlchemy takes it for ended, so nobody else would end it."""
+    stage = stages["sqlite"]
+    engine = create_async_engine(with_driver(stage.url))
+    turn = Turn(Asked(Name("ada", "POST /orders", "k"), "f" * 64, SAME))
+    session = await turn.session_async(engine)
+    await session.rollback()
+    await session.execute(text("INSERT INTO thing VALUES ('a')"))
+    with pytest.raises(WrongCall):
+        await session.commit()
+    stage.query("INSERT INTO thing VALUES ('b')")  # nobody has the file
+    await turn.end_async()
+    await engine.dispose()
+    assert stage.things() == ["b"]
 
 
 async def test_an_engine_that_commits_by_itself_is_refused(stage: Stage) -> None:
