@@ -179,6 +179,26 @@ async def test_attempts_that_are_spent_need_a_person(rides: Rides) -> None:
     assert rides.record() == ("indeterminate", "created", 6)
 
 
+async def test_values_of_a_statement_that_failed_are_written_nowhere(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys(stage.url, scope=SHARED)
+
+    @resumable(keys, "break")
+    async def broken(run: Any, wish: Any) -> None:
+        secret = {"value": "canary-secret"}
+        await run.point(
+            "x", lambda tx: tx.execute(text("INSERT INTO none VALUES (:value)"), secret)
+        )
+
+    with pytest.raises(Exception, match="canary-secret"):  # it is the caller's own
+        await broken("k", {})
+    ((error,),) = stage.query("SELECT error FROM {p}idempotency_key")
+    assert "none" in error
+    assert "canary-secret" not in error + caplog.text
+    await keys.close_async()
+
+
 def test_a_route_that_resumes(stage: Stage) -> None:
     rides = Rides(stage)
     policies = {"POST /rides": Policy(mode="resume", required=True)}
