@@ -188,13 +188,13 @@ async def test_values_of_a_statement_that_failed_are_written_nowhere(
     async def broken(run: Any, wish: Any) -> None:
         secret = {"value": "canary-secret"}
         await run.point(
-            "x", lambda tx: tx.execute(text("INSERT INTO none VALUES (:value)"), secret)
+            "x", lambda tx: tx.execute(text("INSERT INTO nowhere VALUES (:value)"), secret)
         )
 
     with pytest.raises(Exception, match="canary-secret"):  # it is the caller's own
         await broken("k", {})
     ((error,),) = stage.query("SELECT error FROM {p}idempotency_key")
-    assert "none" in error
+    assert "nowhere" in error
     assert "canary-secret" not in error + caplog.text
     await keys.close_async()
 
