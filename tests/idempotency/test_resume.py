@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import serve_asgi
+from serving import CLIENT, serve_asgi
 from sqlalchemy import text
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -215,7 +215,7 @@ def test_a_route_that_resumes(stage: Stage) -> None:
 
         def post(name: str) -> httpx.Response:
             headers = {"Idempotency-Key": "k"}
-            return httpx.post(f"{address}/rides", json={"name": name}, headers=headers, timeout=60)
+            return CLIENT.post(f"{address}/rides", json={"name": name}, headers=headers, timeout=60)
 
         rides.fail_at = "charged"
         assert post("a").status_code == 500

@@ -14,7 +14,7 @@ import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
-from serving import SYNC_DRIVERS, serve_asgi, with_driver
+from serving import CLIENT, SYNC_DRIVERS, serve_asgi, with_driver
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -61,7 +61,7 @@ class Shop:
 
     def post(self, path: str, key: str | None, body: Any = None, **headers: str) -> httpx.Response:
         named = {} if key is None else {"Idempotency-Key": key}
-        return httpx.post(
+        return CLIENT.post(
             f"{self.address}{path}", json=body, headers={**named, **headers}, timeout=60
         )
 
@@ -415,7 +415,7 @@ def test_a_wait_that_was_cut_short_does_not_outlast_its_request(stages: Stages) 
 
 
 def test_the_openapi_shows_header_and_problems(shop: Shop) -> None:
-    document = httpx.get(f"{shop.address}/openapi.json").json()
+    document = CLIENT.get(f"{shop.address}/openapi.json").json()
     place = document["paths"]["/orders"]["post"]
     [header] = [each for each in place["parameters"] if each["in"] == "header"]
     assert (header["name"], header["required"]) == ("Idempotency-Key", True)
