@@ -373,6 +373,7 @@ async def test_a_commit_that_is_refused_leaves_no_transaction_open(stages: Stage
     engine = create_async_engine(with_driver(stage.url))
     turn = Turn(Asked(Name("ada", "POST /orders", "k"), "f" * 64, SAME))
     session = await turn.session_async(engine)
+    await session.execute(text("INSERT INTO thing VALUES ('lost')"))
     await session.rollback()
     await session.execute(text("INSERT INTO thing VALUES ('a')"))
     with pytest.raises(WrongCall):
