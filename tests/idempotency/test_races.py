@@ -2,13 +2,12 @@
 
 import os
 import random
-import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 from frameworks import PATH, starlette
+from serving import CLIENT
 from test_same_transaction import open_shop
 
 from postroom.idempotency import Policy
@@ -23,13 +22,12 @@ def send(address: str, path: str, user: str) -> dict[str, set[bytes]]:
     """Every key in an order of its own for each copy; the answers by key."""
     wishes = [f"k{n}" for n in range(KEYS)] * COPIES
     random.shuffle(wishes)
-    mine, found = threading.local(), defaultdict[str, set[bytes]](set)
+    found = defaultdict[str, set[bytes]](set)
 
     def one(key: str) -> None:
-        if not hasattr(mine, "client"):
-            mine.client = httpx.Client(base_url=address, timeout=120)
         body = {"name": key, "do": ""} if path == PATH else {"name": key}
-        answer = mine.client.post(path, json=body, headers={"Idempotency-Key": key, "X-User": user})
+        headers = {"Idempotency-Key": key, "X-User": user}
+        answer = CLIENT.post(f"{address}{path}", json=body, headers=headers, timeout=120)
         assert answer.status_code == 201, answer.text
         found[key].add(answer.content)
 
