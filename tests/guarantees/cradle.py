@@ -51,6 +51,9 @@ def main() -> None:
 
 
 def bear(order: dict[str, Any], programs: Any) -> None:
+    if order["program"] == "clerk":
+        import clerks  # noqa: F401  what all of them need is imported once
+
     pid = os.fork()
     if pid:
         tell({"born": order["order"], "pid": pid})

@@ -362,6 +362,12 @@ def _bookkeeper(url: str, **options: Any) -> int:
     return bookkeeper(url, **options)
 
 
+def _clerk(url: str, **options: Any) -> int:
+    from clerks import clerk
+
+    return clerk(url, **options)
+
+
 PROGRAMS: dict[str, Callable[..., int]] = {
     "relay": relay,
     "command": command,
@@ -369,4 +375,5 @@ PROGRAMS: dict[str, Callable[..., int]] = {
     "publisher": publisher,
     "consumer": _consumer,
     "bookkeeper": _bookkeeper,
+    "clerk": _clerk,
 }

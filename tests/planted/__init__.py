@@ -25,6 +25,9 @@ RECEIVING = "tests/brokers/test_receiving.py::"
 CONSUMER = "tests/inbox/test_consumer.py::"
 HANDLERS = "tests/inbox/test_failures.py::"
 SEATS = "tests/inbox/test_seats.py::"
+SAME = "tests/idempotency/test_same_transaction.py::"
+KEYED = "tests/idempotency/test_frameworks.py::"
+PLACES = ("starlette-sqlite", "starlette-postgresql", "flask-mariadb")
 
 
 def on(test: str, *cases: str) -> tuple[str, ...]:
@@ -293,6 +296,41 @@ BUGS: dict[str, Bug] = {
             f"{HANDLERS}test_the_same_id_with_other_content_is_buried_and_not_skipped",
             *ALL,
         ),
+    ),
+    "key_without_scope": Bug(
+        "a key belongs to nobody, so that one user is told another's answer",
+        on(f"{SAME}test_one_user_never_sees_another_s_answer", *ALL),
+    ),
+    "fingerprint_not_compared": Bug(
+        "another request with a known key is answered from memory",
+        on(f"{SAME}test_another_request_with_the_key_is_refused", *ALL),
+    ),
+    "key_in_a_second_transaction": Bug(
+        "a key is claimed in a commit of its own, and stays when its request is rolled back",
+        on(f"{SAME}test_refusals_that_pass_leave_nothing", *(f"{kind}-500" for kind in ALL)),
+    ),
+    "key_free_before_its_answer": Bug(
+        "the key of a request is free again before its answer is written down",
+        on(f"{KEYED}test_one_effect_and_one_answer", *PLACES),
+    ),
+    "key_without_epoch": Bug(
+        "whoever comes late overwrites the answer that another has given",
+        on(f"{KEYED}test_whoever_was_overruled_writes_nothing", *PLACES),
+    ),
+    "lost_key_run_again": Bug(
+        "a request whose process was lost is carried out again, whatever it did elsewhere",
+        on(f"{KEYED}test_a_lost_owner_leaves_a_doubt", *PLACES),
+    ),
+    "key_ends_with_its_client": Bug(
+        "a client that hangs up ends the work of its request in the middle",
+        on(
+            "tests/guarantees/test_hanging_up.py::test_at_each_await",
+            *(f"{kind}-external" for kind in ALL),
+        ),
+    ),
+    "point_not_fenced": Bug(
+        "a resumable run that was taken over still reaches its points",
+        on("tests/idempotency/test_resume.py::test_who_was_taken_over_reaches_no_point", *ALL),
     ),
 }
 

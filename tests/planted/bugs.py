@@ -19,6 +19,9 @@ from postroom.databases import sql
 from postroom.databases.sql import Prepared
 from postroom.dead_letters import store as letters
 from postroom.flow import Flow, Value
+from postroom.idempotency import exchange, keys, store
+from postroom.idempotency import rules as key_rules
+from postroom.idempotency.transaction import KeyedTransaction
 from postroom.inbox.rules import Letter
 from postroom.inbox.store import Opened, Seat
 from postroom.inbox.store import Store as InboxStore
@@ -438,3 +441,70 @@ def effect_in_a_second_transaction() -> None:
 
     first = AsyncTransaction.call
     AsyncTransaction.call = call  # type: ignore[method-assign]
+
+
+# ── Idempotency keys ───────────────────────────────────────────────────────────────────────────
+
+
+def reword_keys(name: str, change: Mapping[str, tuple[str, str]]) -> None:
+    for dialect, (old, new) in change.items():
+        queries = sql._room(store.ROOM)[dialect]
+        assert old in queries[name], f"{name} of {dialect} does not say {old!r} any more"
+        queries[name] = queries[name].replace(old, new)
+    sql.prepare.cache_clear()
+
+
+def key_without_scope() -> None:
+    keys.scope_name = lambda scope: "everybody"
+
+
+def fingerprint_not_compared() -> None:
+    judge = key_rules.judge
+
+    def careless(record: Any, name: Any, fingerprint: str, owner: str) -> Any:
+        return judge(record._replace(fingerprint=fingerprint), name, fingerprint, owner)
+
+    store.judge = careless
+
+
+def key_in_a_second_transaction() -> None:
+    begin = KeyedTransaction.begin
+
+    def early(self: KeyedTransaction) -> Any:
+        verdict = begin(self)
+        if self.mine is not None:
+            self.commit()
+            self._root = self.connection.begin()
+        return verdict
+
+    KeyedTransaction.begin = early  # type: ignore[method-assign]
+
+
+def key_free_before_its_answer() -> None:
+    def finish(mine: Any, answer: Any, *, keep_seconds: float) -> Any:
+        return store.fail(mine, "free", keep_seconds=keep_seconds)
+
+    exchange.store.finish = finish
+
+
+def key_without_epoch() -> None:
+    words = "AND owner = :owner\n   AND epoch = :epoch AND status IN ('pending', 'indeterminate')"
+    reword_keys("finish", dict.fromkeys(sql.DIALECTS, (words, "")))
+
+
+def lost_key_run_again() -> None:
+    reword_keys("claim", dict.fromkeys(sql.DIALECTS, ("'resume'", "'external'")))
+
+
+def key_ends_with_its_client() -> None:
+    from postroom.idempotency.asgi import IdempotencyMiddleware
+
+    async def in_task(self: Any, work: Any, request: Any) -> None:
+        await work
+
+    IdempotencyMiddleware._in_task = in_task  # type: ignore[method-assign]
+
+
+def point_not_fenced() -> None:
+    words = "AND owner = :owner\n   AND epoch = :epoch "
+    reword_keys("advance", dict.fromkeys(sql.DIALECTS, (words, "")))

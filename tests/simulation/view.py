@@ -230,6 +230,7 @@ class View(Owning):
 
     redriven_resolve = archive_days = _nothing
     archive_overflow = prune_overflow = prune_dead = prune_inbox = prune_jobs = _none_gone
+    prune_keys = _none_gone
     measure_outbox = _none_gone
 
 

@@ -22,6 +22,7 @@ from postroom.ops import (
     cli_house,
     cli_inbox,
     cli_jobs,
+    cli_keys,
     cli_lanes,
     cli_messages,
     cli_relay,
@@ -60,6 +61,7 @@ app.add_typer(cli_lanes.lanes, name="lanes")
 app.add_typer(cli_lanes.keys_held, name="keys-held")
 app.add_typer(cli_jobs.jobs, name="jobs")
 app.add_typer(cli_inbox.inbox, name="inbox")
+app.add_typer(cli_keys.keys, name="keys")
 
 
 def _print_version(asked: bool) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Office"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 KIND = "relay"
 
 

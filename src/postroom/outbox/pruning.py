@@ -28,6 +28,7 @@ async def prune(
         ("prune_dead", settings.keep_dead_seconds),
         ("prune_jobs", settings.keep_dead_seconds),
         ("prune_inbox", settings.keep_inbox_seconds),
+        ("prune_keys", 0),
     ):
         for _ in range(PRUNE_ROUNDS):
             beat()

@@ -434,6 +434,18 @@ DELETE FROM postroom.inbox WHERE (consumer, message_id) IN (
 RETURNING 1)
 SELECT count(*) FROM gone
 
+-- name: prune_keys
+-- What was answered and has expired. Never what is pending or in doubt.
+WITH gone AS (
+DELETE FROM postroom.idempotency_key WHERE (scope, operation, key) IN (
+    SELECT scope, operation, key FROM postroom.idempotency_key
+     WHERE expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+       AND status IN ('completed', 'failed')
+     ORDER BY expires_at LIMIT CAST(:rows AS bigint))
+   AND status IN ('completed', 'failed')
+RETURNING 1)
+SELECT count(*) FROM gone
+
 -- name: prune_jobs
 -- The items of jobs that ended long ago, and then the jobs.
 WITH old AS MATERIALIZED (

@@ -176,6 +176,11 @@ SELECT COUNT(*) FROM (SELECT 1 FROM postroom_dead_letter
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_inbox
  WHERE handled_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND LIMIT :most) a
 
+-- name: old_keys
+SELECT COUNT(*) FROM (SELECT 1 FROM postroom_idempotency_key
+ WHERE expires_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
+   AND status IN ('completed', 'failed') LIMIT :most) a
+
 -- name: old_jobs
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_job
  WHERE state <> 'running'

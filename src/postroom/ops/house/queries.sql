@@ -224,6 +224,12 @@ SELECT count(*) FROM (SELECT 1 FROM postroom.inbox
  WHERE handled_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
  LIMIT CAST(:most AS bigint)) a
 
+-- name: old_keys
+SELECT count(*) FROM (SELECT 1 FROM postroom.idempotency_key
+ WHERE expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+   AND status IN ('completed', 'failed')
+ LIMIT CAST(:most AS bigint)) a
+
 -- name: old_jobs
 SELECT count(*) FROM (SELECT 1 FROM postroom.job
  WHERE state <> 'running'

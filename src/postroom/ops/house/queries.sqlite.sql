@@ -161,6 +161,11 @@ SELECT COUNT(*) FROM (SELECT 1 FROM postroom_dead_letter
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_inbox
  WHERE handled_at < NOW_US - :keep_seconds * 1000000 LIMIT :most) a
 
+-- name: old_keys
+SELECT COUNT(*) FROM (SELECT 1 FROM postroom_idempotency_key
+ WHERE expires_at < NOW_US - :keep_seconds * 1000000
+   AND status IN ('completed', 'failed') LIMIT :most) a
+
 -- name: old_jobs
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_job
  WHERE state <> 'running' AND updated_at < NOW_US - :keep_seconds * 1000000 LIMIT :most) a

@@ -26,6 +26,9 @@ GRANT SELECT (id) ON postroom_dead_letter TO {publisher};
 -- With `inbox.once` it writes down what it has handled.
 GRANT SELECT, INSERT ON postroom_inbox TO {publisher};
 
+-- With idempotency keys it remembers what it has answered, and forgets nothing.
+GRANT SELECT, INSERT, UPDATE ON postroom_idempotency_key TO {publisher};
+
 -- The consumer may publish too, and keeps what waits to be handled again.
 GRANT {publisher} TO {consumer};
 GRANT UPDATE ON postroom_inbox TO {consumer};
@@ -47,6 +50,8 @@ GRANT SELECT, DELETE ON postroom_inbox TO {relay};
 GRANT SELECT, DELETE ON postroom_job TO {relay};
 GRANT SELECT, DELETE ON postroom_job_item TO {relay};
 GRANT SELECT, DELETE ON postroom_key_lock TO {relay};
+GRANT SELECT (scope, operation, `key`, status, expires_at), DELETE
+    ON postroom_idempotency_key TO {relay};
 GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom_lane TO {relay};
 GRANT INSERT, UPDATE ON postroom_meta TO {relay};
 
@@ -64,6 +69,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_job TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_job_item TO {operator};
 GRANT SELECT, DELETE ON postroom_dedup TO {operator};
 GRANT SELECT, DELETE ON postroom_inbox TO {operator};
+GRANT SELECT, UPDATE, DELETE ON postroom_idempotency_key TO {operator};
 GRANT SELECT ON postroom_key_lock TO {operator};
 GRANT SELECT ON postroom_lane_batch TO {operator};
 GRANT SELECT, DELETE ON postroom_worker TO {operator};

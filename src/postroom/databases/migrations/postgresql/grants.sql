@@ -32,6 +32,9 @@ GRANT SELECT (id)
 -- With `inbox.once` it writes down what it has handled.
 GRANT SELECT, INSERT ON postroom.inbox TO {publisher};
 
+-- With idempotency keys it remembers what it has answered, and forgets nothing.
+GRANT SELECT, INSERT, UPDATE ON postroom.idempotency_key TO {publisher};
+
 -- The consumer may publish too, and keeps what waits to be handled again.
 GRANT {publisher} TO {consumer};
 GRANT UPDATE ON postroom.inbox TO {consumer};
@@ -44,6 +47,8 @@ GRANT SELECT, INSERT, DELETE ON postroom.outbox, postroom.delayed, postroom.lane
 GRANT SELECT, INSERT, UPDATE, DELETE
     ON postroom.held, postroom.dead_letter, postroom.worker TO {relay};
 GRANT SELECT, DELETE ON postroom.dedup, postroom.inbox, postroom.job, postroom.job_item TO {relay};
+GRANT SELECT (scope, operation, key, status, expires_at), DELETE ON postroom.idempotency_key
+    TO {relay};
 GRANT SELECT, INSERT ON postroom.archive TO {relay};
 GRANT SELECT, DELETE ON postroom.archive_overflow TO {relay};
 GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom.lane TO {relay};
@@ -60,6 +65,7 @@ GRANT UPDATE (redrives) ON postroom.archive TO {operator};
 GRANT INSERT, UPDATE, DELETE ON postroom.job, postroom.job_item TO {operator};
 GRANT DELETE ON postroom.dedup, postroom.inbox, postroom.archive_overflow, postroom.worker
     TO {operator};
+GRANT UPDATE, DELETE ON postroom.idempotency_key TO {operator};
 GRANT UPDATE ON postroom.lane TO {operator};
 GRANT INSERT ON postroom.audit TO {operator};
 GRANT EXECUTE ON FUNCTION

@@ -1,0 +1,58 @@
+"""What is told of requests that were not carried out, or not remembered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from postroom import signals
+from postroom.errors import PostroomError
+from postroom.idempotency import problems
+from postroom.idempotency.exchange import Asked, drive, drive_async, giving_up
+from postroom.idempotency.rules import Answer, Mine, Replay, Verdict
+
+if TYPE_CHECKING:
+    from postroom.idempotency.engines import Engines
+
+__all__ = ["give_up", "give_up_async", "refused", "tell_replay", "tell_unprotected", "why_of"]
+
+
+def refused(asked: Asked, error: Exception) -> Answer:
+    """Nothing was carried out, because its key could not be claimed."""
+    signals.emit("key.refused", operation=asked.name.operation, error=why_of(error))
+    return problems.unreachable()
+
+
+def tell_unprotected(asked: Asked, error: BaseException | str) -> None:
+    """It was carried out, and that could not be written down."""
+    signals.emit("key.unprotected", operation=asked.name.operation, error=why_of(error))
+
+
+def give_up(asked: Asked, mine: Mine, error: BaseException, engines: Engines) -> None:
+    """The work ended with an error, which the caller raises: this adds none of its own."""
+    try:
+        drive(giving_up(asked, mine, type(error).__name__), engines)
+    except PostroomError as trouble:  # its lease will end by itself
+        tell_unprotected(asked, trouble)
+
+
+async def give_up_async(asked: Asked, mine: Mine, error: BaseException, engines: Engines) -> None:
+    """The same in an event loop."""
+    try:
+        await drive_async(giving_up(asked, mine, type(error).__name__), engines)
+    except PostroomError as trouble:
+        tell_unprotected(asked, trouble)
+
+
+def tell_replay(asked: Asked, verdict: Verdict) -> None:
+    """It was answered from memory, if it was."""
+    if isinstance(verdict, Replay):
+        status = verdict.answer.status
+        signals.emit("key.replayed", operation=asked.name.operation, status=status)
+
+
+def why_of(error: BaseException | str) -> str:
+    """In one line, and without the values of a statement that failed."""
+    if isinstance(error, PostroomError | str):
+        return str(error)
+    inner = str(getattr(error, "orig", None) or error).partition("\n")[0]
+    return f"{type(error).__name__}: {signals.redact(inner)}"

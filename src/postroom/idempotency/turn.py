@@ -1,0 +1,205 @@
+"""What a route under a key can ask for: the session that shares its fate, and keys for calls.
+
+A middleware puts a `Turn` into every request whose policy is `same_transaction` or `resume`; the
+route takes its session from there. When the answer is complete the middleware ends the turn: commit
+first, then the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from postroom.derivation import Part
+from postroom.errors import ConfigurationError, PublishError, WrongCall
+from postroom.idempotency import problems
+from postroom.idempotency.exchange import Asked
+from postroom.idempotency.rules import Answer, Mine, Verdict
+from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
+from postroom.idempotency.transaction import KeyedTransaction, guard
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
+
+__all__ = ["Answered", "Turn"]
+
+
+class Answered(Exception):
+    """The request was answered without being carried out; the middleware sends that answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"answered {answer.status} by its idempotency key")
+        self.answer = answer
+        self.status_code = answer.status
+        self.detail = str(self)
+        self.headers = dict(answer.headers)
+
+
+class Turn:
+    """One request and its transaction."""
+
+    def __init__(self, asked: Asked | None) -> None:
+        self.asked = asked
+        self.instead: Answer | None = None
+        self.used = False
+        self.kept = True  # False: a refusal that came before anything began is not remembered
+        self._tx: KeyedTransaction | None = None
+        self._connection: AsyncConnection | Connection | None = None
+        self._session: AsyncSession | Session | None = None
+
+    def key_for(self, *steps: Part) -> str:
+        """A key for something done on behalf of this request: the same at every attempt."""
+        if self.asked is None:
+            raise ConfigurationError("this request has no idempotency key to derive one from")
+        return self.asked.name.derive(*steps)
+
+    async def session_async(self, engine: AsyncEngine, **options: Any) -> AsyncSession:
+        """An AsyncSession on the transaction of this request; begun and claimed at first call."""
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        if self._session is None:
+            connection = await self.connection_async(engine)
+            self._session = AsyncSession(connection, **{"expire_on_commit": False} | options)
+        return self._session  # type: ignore[return-value]
+
+    async def connection_async(self, engine: AsyncEngine) -> AsyncConnection:
+        """The same for those who work without the ORM."""
+        if self._connection is None:
+            with self._claiming():
+                guard(engine.sync_engine)
+                connection = self._connection = await engine.connect()
+                tx = await connection.run_sync(lambda inner: KeyedTransaction(inner, self.asked))
+                verdict = await connection.run_sync(lambda _: tx.begin())
+            self._begun(tx, verdict)
+        return self._connection  # type: ignore[return-value]
+
+    def session(self, engine: Engine, **options: Any) -> Session:
+        """A Session on the transaction of this request; begun and claimed at first call."""
+        from sqlalchemy.orm import Session
+
+        if self._session is None:
+            connection = self.connection(engine)
+            self._session = Session(connection, **{"expire_on_commit": False} | options)
+        return self._session  # type: ignore[return-value]
+
+    def connection(self, engine: Engine) -> Connection:
+        """The same for those who work without the ORM."""
+        if self._connection is None:
+            with self._claiming():
+                guard(engine)
+                self._connection = engine.connect()
+                tx = KeyedTransaction(self._connection, self.asked)
+                verdict = tx.begin()
+            self._begun(tx, verdict)
+        return self._connection  # type: ignore[return-value]
+
+    @contextmanager
+    def _claiming(self) -> Iterator[None]:
+        """What cannot be claimed is not carried out; without a key the error is the route's."""
+        try:
+            yield
+        except Exception as error:
+            if self.asked is None or isinstance(error, PublishError):
+                raise
+            self.instead = refused(self.asked, error)
+            raise Answered(self.instead) from error
+
+    def _begun(self, tx: KeyedTransaction, verdict: Verdict | None) -> None:
+        self._tx, self.used = tx, True
+        if verdict is None or isinstance(verdict, Mine):
+            return
+        assert self.asked is not None
+        tell_replay(self.asked, verdict)
+        self.instead = problems.answer_to(verdict, self.asked.policy)
+        raise Answered(self.instead)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether what it has open belongs to the event loop."""
+        return hasattr(self._connection, "sync_connection")
+
+    async def settle_async(self, answer: Answer) -> Answer | None:
+        """End it with its answer: None, or what is to be answered in its place."""
+        if not self._open():
+            self._tell_unused(answer)
+            return None
+        if not self.is_async:
+            return await asyncio.to_thread(self.settle, answer)
+        tx, connection, session = self._tx, self._connection, self._session
+        assert tx is not None
+        inner = None if session is None else session.sync_session  # type: ignore[union-attr]
+        try:
+            theirs = await connection.run_sync(  # type: ignore[union-attr]
+                lambda _: tx.settle(inner, answer, kept=self.kept)
+            )
+        finally:
+            await self.end_async()
+        return None if theirs is None else problems.replayed(theirs)
+
+    def settle(self, answer: Answer) -> Answer | None:
+        """The same in a thread."""
+        if not self._open():
+            self._tell_unused(answer)
+            return None
+        assert self._tx is not None
+        try:
+            theirs = self._tx.settle(self._session, answer, kept=self.kept)  # type: ignore[arg-type]
+        finally:
+            self.end()
+        return None if theirs is None else problems.replayed(theirs)
+
+    async def end_async(self) -> None:
+        """Undo what was not committed, and give the connection back; never raises."""
+        if not self._open():
+            return
+        if not self.is_async:
+            await asyncio.to_thread(self.end)
+            return
+        connection: Any = self._connection
+        session: Any = self._session
+        self._connection = self._session = None
+        with suppress(Exception):
+            if session is not None:
+                await session.close()
+        with suppress(Exception):
+            if (tx := self._tx) is not None:
+                await connection.run_sync(lambda _: tx.end())
+        with suppress(Exception):
+            await connection.close()
+
+    def end(self) -> None:
+        """The same in a thread."""
+        connection: Any = self._connection
+        session: Any = self._session
+        self._connection = self._session = None
+        with suppress(Exception):
+            if session is not None:
+                session.close()
+        with suppress(Exception):
+            if self._tx is not None:
+                self._tx.end()
+        with suppress(Exception):
+            if connection is not None:
+                connection.close()
+
+    def _open(self) -> bool:
+        return self._connection is not None
+
+    def _tell_unused(self, answer: Answer) -> None:
+        """The route went its own way, so nothing of it is remembered."""
+        if self.asked is not None and not self.used and answer.status < 400:
+            tell_unprotected(self.asked, "the route did not take its session from its turn")
+
+
+def turn_in(place: Any, what: str) -> Turn:
+    """The turn a middleware has left, or an error that says how to get one."""
+    if isinstance(place, Turn):
+        return place
+    raise WrongCall(
+        f"this request has no turn: add {what} to the application, and a policy with "
+        'mode="same_transaction" for its route'
+    )
