@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from postroom import signals
 from postroom.errors import PostroomError
 from postroom.idempotency import problems
-from postroom.idempotency.exchange import Asked, drive, drive_async, giving_up
+from postroom.idempotency.exchange import Asked, Steps, drive, drive_async, giving_up
 from postroom.idempotency.rules import Answer, Mine, Replay, Verdict
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def tell_unprotected(asked: Asked, error: BaseException | str) -> None:
 def give_up(asked: Asked, mine: Mine, error: BaseException, engines: Engines) -> None:
     """The work ended with an error, which the caller raises: this adds none of its own."""
     try:
-        drive(giving_up(asked, mine, type(error).__name__), engines)
+        drive(_given_up(asked, mine, error), engines)
     except PostroomError as trouble:  # its lease will end by itself
         tell_unprotected(asked, trouble)
 
@@ -38,9 +38,14 @@ def give_up(asked: Asked, mine: Mine, error: BaseException, engines: Engines) ->
 async def give_up_async(asked: Asked, mine: Mine, error: BaseException, engines: Engines) -> None:
     """The same in an event loop."""
     try:
-        await drive_async(giving_up(asked, mine, type(error).__name__), engines)
+        await drive_async(_given_up(asked, mine, error), engines)
     except PostroomError as trouble:
         tell_unprotected(asked, trouble)
+
+
+def _given_up(asked: Asked, mine: Mine, error: BaseException) -> Steps[bool]:
+    broken_off = not isinstance(error, Exception)
+    return giving_up(asked, mine, type(error).__name__, broken_off=broken_off)
 
 
 def tell_replay(asked: Asked, verdict: Verdict) -> None:
