@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-from serving import serve_asgi, serve_wsgi
+from serving import CLIENT, serve_asgi, serve_wsgi
 
 from postroom.idempotency import Keys, Policies, Policy
 from postroom.idempotency.asgi import IdempotencyMiddleware as Asgi
@@ -36,7 +35,7 @@ class Service:
 
     def post(self, key: str | None, name: str = "a", do: str = "", **headers: str) -> Any:
         named = {} if key is None else {"Idempotency-Key": key}
-        return httpx.post(
+        return CLIENT.post(
             f"{self.address}{PATH}",
             json={"name": name, "do": do},
             headers={**named, **headers},

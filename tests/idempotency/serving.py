@@ -5,11 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import uvicorn
 import waitress.server
 
 from helpers import eventually
 
+# One for all: a client of its own for each request would read all certificates each time.
+CLIENT = httpx.Client(
+    timeout=60, limits=httpx.Limits(max_connections=200, max_keepalive_connections=0)
+)
 DRIVERS = {"postgresql": "asyncpg", "mysql": "asyncmy", "sqlite": "aiosqlite"}
 SYNC_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "pysqlite"}
 

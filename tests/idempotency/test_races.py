@@ -15,7 +15,7 @@ from postroom.idempotency import Policy
 from stages import Stage
 
 BIG = os.environ.get("POSTROOM_GUARANTEES") == "big"
-KEYS, COPIES = (1000, 100) if BIG else (60, 8)
+KEYS, COPIES = (1000, 100) if BIG else (25, 8)
 AT_ONCE = 50
 
 

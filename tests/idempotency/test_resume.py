@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import serve_asgi
+from serving import CLIENT, serve_asgi
 from sqlalchemy import text
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -179,6 +179,26 @@ async def test_attempts_that_are_spent_need_a_person(rides: Rides) -> None:
     assert rides.record() == ("indeterminate", "created", 6)
 
 
+async def test_values_of_a_statement_that_failed_are_written_nowhere(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys(stage.url, scope=SHARED)
+
+    @resumable(keys, "break")
+    async def broken(run: Any, wish: Any) -> None:
+        secret = {"value": "canary-secret"}
+        await run.point(
+            "x", lambda tx: tx.execute(text("INSERT INTO nowhere VALUES (:value)"), secret)
+        )
+
+    with pytest.raises(Exception, match="canary-secret"):  # it is the caller's own
+        await broken("k", {})
+    ((error,),) = stage.query("SELECT error FROM {p}idempotency_key")
+    assert "nowhere" in error
+    assert "canary-secret" not in error + caplog.text
+    await keys.close_async()
+
+
 def test_a_route_that_resumes(stage: Stage) -> None:
     rides = Rides(stage)
     policies = {"POST /rides": Policy(mode="resume", required=True)}
@@ -195,7 +215,7 @@ def test_a_route_that_resumes(stage: Stage) -> None:
 
         def post(name: str) -> httpx.Response:
             headers = {"Idempotency-Key": "k"}
-            return httpx.post(f"{address}/rides", json={"name": name}, headers=headers, timeout=60)
+            return CLIENT.post(f"{address}/rides", json={"name": name}, headers=headers, timeout=60)
 
         rides.fail_at = "charged"
         assert post("a").status_code == 500

@@ -7,7 +7,7 @@ from typing import Any
 import flask
 import httpx
 import pytest
-from serving import serve_wsgi
+from serving import CLIENT, serve_wsgi
 from sqlalchemy import text
 
 from postroom import Outbox
@@ -127,7 +127,7 @@ def test_a_route_that_resumes(rides: Rides) -> None:
 
         def post(name: str) -> httpx.Response:
             headers = {"Idempotency-Key": "k"}
-            return httpx.post(f"{address}/rides", json={"name": name}, headers=headers, timeout=60)
+            return CLIENT.post(f"{address}/rides", json={"name": name}, headers=headers, timeout=60)
 
         rides.fail_at = "charged"
         assert post("a").status_code == 500

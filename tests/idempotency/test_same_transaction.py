@@ -14,14 +14,14 @@ import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
-from serving import SYNC_DRIVERS, serve_asgi, with_driver
+from serving import CLIENT, SYNC_DRIVERS, serve_asgi, with_driver
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from postroom import Outbox
-from postroom.errors import WouldCommitAlone
+from postroom.errors import WouldCommitAlone, WrongCall
 from postroom.idempotency import Keys, Name, Policy
 from postroom.idempotency.exchange import Asked
 from postroom.idempotency.fastapi import keyed_session, keyed_turn, protect
@@ -61,7 +61,7 @@ class Shop:
 
     def post(self, path: str, key: str | None, body: Any = None, **headers: str) -> httpx.Response:
         named = {} if key is None else {"Idempotency-Key": key}
-        return httpx.post(
+        return CLIENT.post(
             f"{self.address}{path}", json=body, headers={**named, **headers}, timeout=60
         )
 
@@ -367,6 +367,23 @@ def test_a_route_that_goes_its_own_way_is_named(
     assert "key.unprotected" in caplog.text
 
 
+async def test_a_commit_that_is_refused_leaves_no_transaction_open(stages: Stages) -> None:
+    """SQLAlchemy takes it for ended, so nobody else would end it."""
+    stage = stages["sqlite"]
+    engine = create_async_engine(with_driver(stage.url))
+    turn = Turn(Asked(Name("ada", "POST /orders", "k"), "f" * 64, SAME))
+    session = await turn.session_async(engine)
+    await session.execute(text("INSERT INTO thing VALUES ('lost')"))
+    await session.rollback()
+    await session.execute(text("INSERT INTO thing VALUES ('a')"))
+    with pytest.raises(WrongCall):
+        await session.commit()
+    stage.query("INSERT INTO thing VALUES ('b')")  # nobody has the file
+    await turn.end_async()
+    await engine.dispose()
+    assert stage.things() == ["b"]
+
+
 async def test_an_engine_that_commits_by_itself_is_refused(stage: Stage) -> None:
     engine = create_async_engine(with_driver(stage.url), isolation_level="AUTOCOMMIT")
     asked = Asked(Name("ada", "POST /orders", "k"), "f" * 64, SAME)
@@ -399,7 +416,7 @@ def test_a_wait_that_was_cut_short_does_not_outlast_its_request(stages: Stages) 
 
 
 def test_the_openapi_shows_header_and_problems(shop: Shop) -> None:
-    document = httpx.get(f"{shop.address}/openapi.json").json()
+    document = CLIENT.get(f"{shop.address}/openapi.json").json()
     place = document["paths"]["/orders"]["post"]
     [header] = [each for each in place["parameters"] if each["in"] == "header"]
     assert (header["name"], header["required"]) == ("Idempotency-Key", True)

@@ -17,7 +17,7 @@ import httpx
 import psycopg
 import pymysql
 import pytest
-from serving import SYNC_DRIVERS, serve_wsgi, with_driver
+from serving import CLIENT, SYNC_DRIVERS, serve_wsgi, with_driver
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import scoped_session, sessionmaker
 
@@ -53,7 +53,7 @@ class Shop:
     def post(self, key: str | None, name: str, do: str = "", user: str = "ada") -> httpx.Response:
         headers = {"X-User": user} | ({} if key is None else {"Idempotency-Key": key})
         body = {"name": name, "do": do}
-        return httpx.post(f"{self.address}/orders", json=body, headers=headers, timeout=60)
+        return CLIENT.post(f"{self.address}/orders", json=body, headers=headers, timeout=60)
 
 
 @contextmanager
@@ -81,8 +81,8 @@ def with_flask(stage: Stage, how: str, policy: Policy) -> Iterator[Shop]:
 
     def place() -> Any:
         wish = flask.request.get_json()
-        shop.runs[wish["name"]] += 1
         session = flask_keys.keyed_session(engine) if how == "flask middleware" else own()
+        shop.runs[wish["name"]] += 1
         if how == "flask raw":
             mark = "?" if stage.database == "sqlite" else "%s"
             session.cursor().execute(f"INSERT INTO thing VALUES ({mark})", (wish["name"],))

@@ -51,7 +51,7 @@ from postroom.idempotency.rules import (
     scope_name,
 )
 from postroom.idempotency.runs import Run, ThreadRun, awaited
-from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
+from postroom.idempotency.telling import refused, tell_replay, tell_unprotected, why_of
 from postroom.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class _Resumable:
 
     def _failing(self, asked: Asked, mine: Mine, error: Exception) -> Steps[None]:
         """It is tried again when its time comes; spent, a person must look."""
-        why = f"{type(error).__name__}: {signals.redact(str(error))}"
+        why = why_of(error)
         delay = RETRY.delay_after(mine.attempts, random=random.random)
         keep = asked.policy.keep_seconds
         try:

@@ -13,18 +13,18 @@ from postroom.idempotency.rules import Answer, Mine, Replay, Verdict
 if TYPE_CHECKING:
     from postroom.idempotency.engines import Engines
 
-__all__ = ["give_up", "give_up_async", "refused", "tell_replay", "tell_unprotected"]
+__all__ = ["give_up", "give_up_async", "refused", "tell_replay", "tell_unprotected", "why_of"]
 
 
 def refused(asked: Asked, error: Exception) -> Answer:
     """Nothing was carried out, because its key could not be claimed."""
-    signals.emit("key.refused", operation=asked.name.operation, error=_why(error))
+    signals.emit("key.refused", operation=asked.name.operation, error=why_of(error))
     return problems.unreachable()
 
 
 def tell_unprotected(asked: Asked, error: BaseException | str) -> None:
     """It was carried out, and that could not be written down."""
-    signals.emit("key.unprotected", operation=asked.name.operation, error=_why(error))
+    signals.emit("key.unprotected", operation=asked.name.operation, error=why_of(error))
 
 
 def give_up(asked: Asked, mine: Mine, error: BaseException, engines: Engines) -> None:
@@ -55,7 +55,7 @@ def tell_replay(asked: Asked, verdict: Verdict) -> None:
         signals.emit("key.replayed", operation=asked.name.operation, status=status)
 
 
-def _why(error: BaseException | str) -> str:
+def why_of(error: BaseException | str) -> str:
     """In one line, and without the values of a statement that failed."""
     if isinstance(error, PostroomError | str):
         return str(error)
