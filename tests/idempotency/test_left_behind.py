@@ -321,3 +321,29 @@ async def test_one_finisher_has_one_database(stages: Stages) -> None:
 
     with pytest.raises(ConfigurationError, match="one Keys"):
         Finisher(a, b)
+
+
+async def test_secrets_of_a_failed_run_are_written_nowhere(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys(stage.url, scope=SHARED)
+    stage.query("CREATE TABLE once (card VARCHAR(50) PRIMARY KEY)")
+
+    async def twice(tx: Any) -> None:
+        for _ in range(2):
+            await tx.execute(text("INSERT INTO once VALUES ('canary-4242')"))
+
+    @resumable(keys, "pay")
+    async def pay(run: Any, wish: str) -> None:
+        if wish == "twice":
+            await run.point("x", twice)
+        raise RuntimeError("card canary-4242 was refused")
+
+    for wish in ("twice", "raise"):
+        with pytest.raises(Exception, match="canary"):
+            await pay(wish, wish)
+    errors = [row[0] for row in stage.query("SELECT error FROM {p}idempotency_key")]
+    stage.query("DROP TABLE once")
+    assert sorted(error.partition(":")[0] for error in errors) == ["IntegrityError", "RuntimeError"]
+    assert "canary" not in "".join(errors) + caplog.text
+    await keys.close_async()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from postroom import signals
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from postroom.idempotency.engines import Engines
 
 __all__ = ["give_up", "give_up_async", "refused", "tell_replay", "tell_unprotected", "why_of"]
+
+# MariaDB says which value was there already.
+_DUPLICATE = re.compile(r"Duplicate entry '.*'(?= for key)")
 
 
 def refused(asked: Asked, error: Exception) -> Answer:
@@ -56,8 +60,11 @@ def tell_replay(asked: Asked, verdict: Verdict) -> None:
 
 
 def why_of(error: BaseException | str) -> str:
-    """In one line, and without the values of a statement that failed."""
+    """In one line, and without the values of a statement that failed. What the text of other errors
+    holds nobody knows, so their class must do."""
     if isinstance(error, PostroomError | str):
         return str(error)
-    inner = str(getattr(error, "orig", None) or error).partition("\n")[0]
-    return f"{type(error).__name__}: {signals.redact(inner)}"
+    if (inner := getattr(error, "orig", None)) is None:
+        return type(error).__name__
+    line = _DUPLICATE.sub("Duplicate entry …", str(inner).partition("\n")[0])
+    return f"{type(error).__name__}: {signals.redact(line)}"
