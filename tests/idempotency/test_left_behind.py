@@ -5,12 +5,13 @@ import uuid
 from collections import Counter
 from typing import Any
 
+import pymysql
 import pytest
 from serving import SYNC_DRIVERS, with_driver
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from doors import DOORS, Door
+from doors import DOORS, Door, mysql_options
 from postroom.databases.sqlalchemy import SQLAlchemyLink
 from postroom.errors import ConfigurationError, KeyInDoubt, ResultNotKept
 from postroom.flow import Flow, Statement, run
@@ -189,7 +190,9 @@ async def test_a_run_resolved_as_not_done_is_gone_on_with(stage: Stage) -> None:
 
     with pytest.raises(RuntimeError):
         await ride("k", 1)
-    stage.query("UPDATE {p}idempotency_key SET status = 'indeterminate', locked_until = NULL")
+    stage.query(
+        "UPDATE {p}idempotency_key SET status = 'indeterminate', locked_until = NULL, attempts = 6"
+    )
     await keys_resolve(stage.url, "ride", "k", answer=None, why="looked")
     fails = False
     assert await Finisher(ride).once() == 1
@@ -347,3 +350,25 @@ async def test_secrets_of_a_failed_run_are_written_nowhere(
     assert sorted(error.partition(":")[0] for error in errors) == ["IntegrityError", "RuntimeError"]
     assert "canary" not in "".join(errors) + caplog.text
     await keys.close_async()
+
+
+def test_a_savepoint_within_a_savepoint(stages: Stages) -> None:
+    """MariaDB forgets an outer savepoint of the same name."""
+    stage = stages["mariadb"]
+    options = mysql_options(stage.url)
+    connection = pymysql.connect(database=options.pop("db"), **options)
+
+    @idempotent("place", key="key", tx="tx")
+    def place(tx: Any, key: str) -> None:
+        tx.cursor().execute("INSERT INTO thing VALUES (%s)", (key,))
+        if key == "outer":
+            with pytest.raises(ValueError):
+                place(tx, "inner")
+        raise ValueError
+
+    connection.begin()
+    with pytest.raises(ValueError):
+        place(connection, "outer")
+    connection.commit()
+    connection.close()
+    assert (stage.things(), status(stage)) == ([], ["failed"])

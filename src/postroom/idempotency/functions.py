@@ -139,9 +139,9 @@ class _Call:
             mine = carry_out(tx, self._claim(asked), what=_WHAT, instead=instead)
             if not isinstance(mine, Mine):
                 return _result(mine, asked)
-            savepoint = Savepoint(tx, mine.claim.owner)
-            savepoint.set()
+            savepoint = Savepoint(tx)
             try:
+                savepoint.set()
                 answer = _answer(self.function(*args, **kwargs))
                 savepoint.release()
             except BaseException:
@@ -149,6 +149,8 @@ class _Call:
                 with suppress(Exception):  # a transaction that is gone has no record either
                     carry_out(tx, self._give_back(mine), what=_WHAT, instead=instead)
                 raise
+            finally:
+                savepoint.leave()
             carry_out(tx, self._finish(mine, answer), what=_WHAT, instead=instead)
             return json.loads(answer.body)
         assert self.keys is not None
@@ -178,9 +180,9 @@ class _Call:
             mine = await carry_out_async(tx, self._claim(asked), what=_WHAT)
             if not isinstance(mine, Mine):
                 return _result(mine, asked)
-            savepoint = Savepoint(tx, mine.claim.owner)
-            await savepoint.set_async()
+            savepoint = Savepoint(tx)
             try:
+                await savepoint.set_async()
                 answer = _answer(await self.function(*args, **kwargs))
                 await savepoint.release_async()
             except BaseException:
@@ -188,6 +190,8 @@ class _Call:
                 with suppress(Exception):
                     await carry_out_async(tx, self._give_back(mine), what=_WHAT)
                 raise
+            finally:
+                savepoint.leave()
             await carry_out_async(tx, self._finish(mine, answer), what=_WHAT)
             return json.loads(answer.body)
         assert self.keys is not None

@@ -114,6 +114,7 @@ SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
 UPDATE postroom_idempotency_key
    SET status = :status, epoch = epoch + 1,
        locked_until = CASE WHEN :status = 'failed' AND mode = 'resume' THEN UTC_TIMESTAMP(6) END,
+       attempts = CASE WHEN :status = 'failed' AND mode = 'resume' THEN 0 ELSE attempts END,
        request = CASE WHEN :status = 'failed' THEN request END,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent, error = :error,

@@ -142,6 +142,7 @@ UPDATE postroom.idempotency_key
    SET status = CAST(:status AS text), epoch = epoch + 1,
        locked_until = CASE WHEN CAST(:status AS text) = 'failed' AND mode = 'resume'
                            THEN clock_timestamp() END,
+       attempts = CASE WHEN CAST(:status AS text) = 'failed' AND mode = 'resume' THEN 0 ELSE attempts END,
        request = CASE WHEN CAST(:status AS text) = 'failed' THEN request END,
        response_status = CAST(:response_status AS integer),
        response_headers = CAST(:response_headers AS text),

@@ -95,6 +95,7 @@ SELECT 1 WHERE changes() > 0;
 UPDATE postroom_idempotency_key
    SET status = :status, epoch = epoch + 1,
        locked_until = CASE WHEN :status = 'failed' AND mode = 'resume' THEN NOW_US END,
+       attempts = CASE WHEN :status = 'failed' AND mode = 'resume' THEN 0 ELSE attempts END,
        request = CASE WHEN :status = 'failed' THEN request END,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent, error = :error,

@@ -7,6 +7,7 @@ session of SQLAlchemy's has queued belongs to its own savepoints, so it is asked
 from __future__ import annotations
 
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 from postroom.databases.caller import carry_out, carry_out_async
@@ -17,14 +18,19 @@ from postroom.idempotency.store import ROOM
 __all__ = ["Savepoint"]
 
 _WHAT = "record of this request"
+_depth: ContextVar[int] = ContextVar("postroom_savepoints", default=0)
 
 
 class Savepoint:
     """Set after the claim and before the work."""
 
-    def __init__(self, tx: Any, token: str) -> None:
+    def __init__(self, tx: Any) -> None:
         self._tx = bare(tx)
-        self._name = f"postroom_{token[:16]}"
+        self._depth = _depth.get() + 1
+        _depth.set(self._depth)
+        # One name for each depth: MariaDB forgets an outer one of the same name, and drivers keep
+        # what they have prepared.
+        self._name = f"postroom_key_{self._depth}"
         self._asks = kind_of(self._tx).library == "sqlalchemy"
         self._nested: Any = None
 
@@ -66,6 +72,10 @@ class Savepoint:
                 await self._say_async("ROLLBACK TO SAVEPOINT")
             elif (waiting := self._nested.rollback()) is not None:
                 await waiting
+
+    def leave(self) -> None:
+        """Whatever became of it."""
+        _depth.set(self._depth - 1)
 
     def _say(self, what: str) -> None:
         carry_out(self._tx, _flow(f"{what} {self._name}"), what=_WHAT, instead="an async function")
