@@ -145,9 +145,9 @@ class _Call:
                 answer = _answer(self.function(*args, **kwargs))
                 savepoint.release()
             except BaseException:
-                savepoint.undo()
-                with suppress(Exception):  # a transaction that is gone has no record either
-                    carry_out(tx, self._give_back(mine), what=_WHAT, instead=instead)
+                if savepoint.undo():
+                    with suppress(Exception):
+                        carry_out(tx, self._give_back(mine), what=_WHAT, instead=instead)
                 raise
             finally:
                 savepoint.leave()
@@ -186,9 +186,9 @@ class _Call:
                 answer = _answer(await self.function(*args, **kwargs))
                 await savepoint.release_async()
             except BaseException:
-                await savepoint.undo_async()
-                with suppress(Exception):
-                    await carry_out_async(tx, self._give_back(mine), what=_WHAT)
+                if await savepoint.undo_async():
+                    with suppress(Exception):
+                        await carry_out_async(tx, self._give_back(mine), what=_WHAT)
                 raise
             finally:
                 savepoint.leave()

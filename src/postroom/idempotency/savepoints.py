@@ -6,7 +6,6 @@ session of SQLAlchemy's has queued belongs to its own savepoints, so it is asked
 
 from __future__ import annotations
 
-from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -45,13 +44,16 @@ class Savepoint:
         if self._nested is not None and self._nested.is_active:
             self._nested.commit()
 
-    def undo(self) -> None:
-        """Take back what was done since; what is gone already needs no more."""
-        with suppress(Exception):
+    def undo(self) -> bool:
+        """Take back what was done since. False: the work has ended the transaction itself."""
+        try:
             if self._nested is not None:
                 self._nested.rollback()
             else:
                 self._say("ROLLBACK TO SAVEPOINT")
+        except Exception:
+            return False
+        return True
 
     async def set_async(self) -> None:
         if not self._asks:
@@ -66,12 +68,15 @@ class Savepoint:
         if nested is not None and nested.is_active and (waiting := nested.commit()) is not None:
             await waiting
 
-    async def undo_async(self) -> None:
-        with suppress(Exception):
+    async def undo_async(self) -> bool:
+        try:
             if self._nested is None:
                 await self._say_async("ROLLBACK TO SAVEPOINT")
             elif (waiting := self._nested.rollback()) is not None:
                 await waiting
+        except Exception:
+            return False
+        return True
 
     def leave(self) -> None:
         """Whatever became of it."""
