@@ -89,6 +89,7 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "key.lost": (logging.WARNING, "operation, idempotency_key, epoch"),
     "key.indeterminate": (logging.ERROR, "operation, idempotency_key, error"),
     "key.unprotected": (logging.ERROR, "operation, error"),
+    "key.unverified": (logging.WARNING, "operation, error"),
     "key.resumed": (logging.INFO, "operation, idempotency_key, attempts"),
     "key.worker_failed": (logging.ERROR, "error, retry_in_seconds"),
     "alert.raised": (logging.ERROR, "alert, text, count"),

@@ -68,7 +68,7 @@ def test_one_effect_and_one_answer(place: Place) -> None:
     assert again.headers["location"] == "/1"
     assert "set-cookie" in first.headers
     assert "set-cookie" not in again.headers
-    assert first.json()["key"] == f"ada:POST {PATH}:k:card"
+    assert first.json()["key"] == f"ada:POST%20{PATH}:k:card"
     assert kind(service.post("k", "b")) == "key-reused"
     assert kind(service.post(None)) == "key-missing"
     assert kind(service.post('"k')) == "key-invalid"

@@ -233,7 +233,7 @@ def test_the_path_belongs_to_the_request(shop: Shop, stage: Stage) -> None:
 
 def test_a_key_for_a_call_is_the_same_at_every_attempt(shop: Shop) -> None:
     answer = shop.post("/orders/1/pay", "k")
-    assert answer.json() == {"charge": "ada:POST /orders/{id}/pay:k:charge"}
+    assert answer.json() == {"charge": "ada:POST%20/orders/{id}/pay:k:charge"}
 
 
 def test_missing_and_impossible_keys(shop: Shop, stage: Stage) -> None:

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from postroom.derivation import derive_key
     from postroom.idempotency.finisher import Finisher
     from postroom.idempotency.functions import idempotent
-    from postroom.idempotency.keys import SHARED, Keys
+    from postroom.idempotency.keys import AT_CLAIM, SHARED, UNKEYED, Keys
     from postroom.idempotency.policy import NotDone, Policies, Policy
     from postroom.idempotency.resume import resumable
     from postroom.idempotency.rules import Answer, Name
     from postroom.idempotency.runs import Run, ThreadRun
 
 __all__ = [
+    "AT_CLAIM",
     "SHARED",
+    "UNKEYED",
     "Answer",
     "Finisher",
     "Keys",
@@ -41,7 +43,9 @@ __all__ = [
 ]
 
 _DOORS = {
+    "AT_CLAIM": "postroom.idempotency.keys",
     "SHARED": "postroom.idempotency.keys",
+    "UNKEYED": "postroom.idempotency.keys",
     "Answer": "postroom.idempotency.rules",
     "Keys": "postroom.idempotency.keys",
     "Name": "postroom.idempotency.rules",

@@ -95,7 +95,7 @@ class IdempotencyMiddleware:
         who = self.keys.scope(scope)
         if inspect.isawaitable(who):
             who = await who
-        return None if who is None else asked_of(seen, operation, policy, who)
+        return asked_of(seen, operation, policy, who)
 
     async def _external(self, asked: Asked, scope: Scope, request: _Request, send: Send) -> None:
         try:

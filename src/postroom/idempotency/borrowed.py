@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from postroom import failpoints, signals
 from postroom.databases.caller import carry_out
 from postroom.databases.kinds import bare, kind_of
-from postroom.databases.trouble import is_conflict
+from postroom.databases.trouble import is_conflict, waited_too_long
 from postroom.errors import PublishError, WrongCall
 from postroom.flow import Flow
 from postroom.idempotency import problems, store
 from postroom.idempotency.exchange import Asked, for_storing
-from postroom.idempotency.rules import Answer, Mine, Running, Verdict, storable
+from postroom.idempotency.rules import Answer, Mine, Replay, Running, Verdict, storable
 from postroom.idempotency.telling import refused, tell_replay
 
 __all__ = ["Borrowed"]
@@ -58,8 +58,8 @@ class Borrowed:
                 answer = read(response)
             if answer.status >= 400:
                 self.roll_back()
-                self._keep_refusal(answer)
-                return response
+                theirs = self._keep_refusal(answer)
+                return response if theirs is None else say(problems.replayed(theirs))
             if isinstance(mine, Mine):
                 self.finish(mine, answer)
             failpoints.hit("key.commit.before")
@@ -68,6 +68,7 @@ class Borrowed:
         except BaseException:
             self.roll_back()
             raise
+        self.tell_executed(mine, answer)
         return response
 
     def claim(self) -> Verdict | None:
@@ -79,9 +80,11 @@ class Borrowed:
                 return self._run(self._claiming(self.asked))
             except Exception as error:
                 self.roll_back()
+                if waited_too_long(error):
+                    return Running(1.0)
                 if not is_conflict(error):
                     raise
-                if self.asked.policy.wait_seconds is not None or attempt == TRIES:
+                if attempt == TRIES:
                     return Running(1.0)
         raise AssertionError("unreachable")
 
@@ -95,10 +98,15 @@ class Borrowed:
                 "the record of this request is gone from its transaction: the view committed it or "
                 "rolled it back, which is its decorator's to do"
             )
+
+    def tell_executed(self, mine: Verdict | None, answer: Answer) -> None:
+        """After the commit: before it nothing is sure."""
+        if self.asked is None or not isinstance(mine, Mine):
+            return
         signals.emit(
             "key.executed",
             operation=self.asked.name.operation,
-            mode=policy.mode,
+            mode=self.asked.policy.mode,
             status=answer.status,
             attempts=mine.attempts,
         )
@@ -110,14 +118,25 @@ class Borrowed:
         )
         return store.patiently(claiming, policy.wait_seconds)
 
-    def _keep_refusal(self, answer: Answer) -> None:
+    def _keep_refusal(self, answer: Answer) -> Answer | None:
+        """None: it stands, or may be given again; else another request came first, with this."""
         if self.asked is None or not storable(answer.status):
-            return
+            return None
+        try:
+            mine = self._write_refusal(answer)
+        except Exception:  # nothing was done, and its client shall have its answer
+            self.roll_back()
+            return None
+        self.tell_executed(mine, answer)
+        return mine.answer if isinstance(mine, Replay) else None
+
+    def _write_refusal(self, answer: Answer) -> Verdict | None:
         if isinstance(mine := self.claim(), Mine):
             self.finish(mine, answer)
             self.tx.commit()
         else:
             self.roll_back()
+        return mine
 
     def _run(self, flow: Flow[T]) -> T:
         return carry_out(self.tx, flow, what=_WHAT, instead=_INSTEAD)

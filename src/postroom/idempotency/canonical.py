@@ -32,7 +32,8 @@ def fingerprint(
     kind = content_type.partition(";")[0].strip().lower()
     content = canonical_json(body) if kind == "application/json" or kind.endswith("+json") else None
     named = sorted((name.lower(), value) for name, value in headers)
-    pairs = sorted(parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
+    given = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+    pairs = sorted(given, key=lambda pair: pair[0])  # the order of one name's values may matter
     outside = json.dumps([method.upper(), path, pairs, named, content is not None])
     digest = hashlib.sha256(f"{len(outside)}:{outside}".encode())
     digest.update(body if content is None else content)

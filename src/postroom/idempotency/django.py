@@ -17,13 +17,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
 from django.db import connections, transaction
 from django.http import HttpResponse
+from django.urls import Resolver404, resolve
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.module_loading import import_string
 
-from postroom.databases.trouble import is_conflict
+from postroom.databases.trouble import is_conflict, waited_too_long
 from postroom.errors import ConfigurationError, PostroomError, PublishError, WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.borrowed import TRIES, Borrowed
@@ -35,10 +38,10 @@ from postroom.idempotency.exchange import (
     may_run_without,
     opening,
 )
-from postroom.idempotency.keys import Keys, Seen, asked_of
+from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
-from postroom.idempotency.rules import Answer, Mine, Running, Verdict, storable
+from postroom.idempotency.rules import Answer, Mine, Running, Verdict
 from postroom.idempotency.telling import (
     give_up,
     give_up_async,
@@ -52,6 +55,7 @@ __all__ = ["IdempotencyMiddleware", "idempotent"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 STATE = "postroom_idempotency"
+_DECORATED = "postroom_has_its_key"
 
 
 def keys_of_settings() -> Keys:
@@ -74,9 +78,16 @@ def IdempotencyMiddleware(get_response: Callable[..., Any]) -> Callable[..., Any
         under_way: set[asyncio.Task[Any]] = set()
 
         async def middleware_async(request: Any) -> Any:
-            asked = _asked(keys, request)
+            asked = await _asked_async(keys, request)
             if not isinstance(asked, Asked):
                 return await get_response(request) if asked is None else _response(asked)
+            # In a task of its own, from the claim on: a client that hangs up does not end it.
+            task = asyncio.ensure_future(claim(request, asked))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+            return await asyncio.shield(task)
+
+        async def claim(request: Any, asked: Asked) -> Any:
             try:
                 verdict = await drive_async(opening(asked), keys.engines)
             except PostroomError as error:
@@ -84,13 +95,9 @@ def IdempotencyMiddleware(get_response: Callable[..., Any]) -> Callable[..., Any
                     setattr(request, STATE, Turn(asked))
                     return await get_response(request)
                 return _response(refused(asked, error))
-            if not isinstance(verdict, Mine):
-                return _say(asked, verdict)
-            # In a task of its own: a client that hangs up does not end it.
-            task = asyncio.ensure_future(carry_out(request, asked, verdict))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-            return await asyncio.shield(task)
+            if isinstance(verdict, Mine):
+                return await carry_out(request, asked, verdict)
+            return _say(asked, verdict)
 
         async def carry_out(request: Any, asked: Asked, mine: Mine) -> Any:
             setattr(request, STATE, turn := Turn(asked))
@@ -156,7 +163,7 @@ def idempotent(
 
         @functools.wraps(view)
         def wrapper(request: Any, *args: Any, **kwargs: Any) -> Any:
-            if connections[using].in_atomic_block:
+            if _in_their_transaction(connections[using]):
                 raise WrongCall(
                     "a view with idempotent() has its own transaction: take it out of "
                     "ATOMIC_REQUESTS with transaction.non_atomic_requests"
@@ -169,6 +176,7 @@ def idempotent(
             lent = _Atomic(using, asked)
             return lent.around(lambda: view(request, *args, **kwargs), _answer, _response)
 
+        setattr(wrapper, _DECORATED, True)
         # Its own transaction, whatever ATOMIC_REQUESTS says.
         return transaction.non_atomic_requests(using=using)(wrapper)  # type: ignore[no-any-return]
 
@@ -198,16 +206,19 @@ class _Atomic(Borrowed):
                         raise _Undo
                     if isinstance(mine, Mine):
                         self.finish(mine, answer)
+                self.tell_executed(mine, answer)
                 return response
             except _Undo:
-                self._keep_refusal(answer)
-                return response
+                theirs = self._keep_refusal(answer)
+                return response if theirs is None else say(problems.replayed(theirs))
             except Exception as error:
                 if began or self.asked is None or isinstance(error, PublishError):
                     raise
+                if waited_too_long(error):
+                    return _say(self.asked, Running(1.0))
                 if not is_conflict(error):
                     return say(refused(self.asked, error))
-                if self.asked.policy.wait_seconds is not None or attempt == TRIES:
+                if attempt == TRIES:
                     return _say(self.asked, Running(1.0))
         raise AssertionError("unreachable")
 
@@ -215,15 +226,19 @@ class _Atomic(Borrowed):
         """As above; a conflict ends the atomic block, and another begins."""
         return None if self.asked is None else self._run(self._claiming(self.asked))
 
-    def _keep_refusal(self, answer: Answer) -> None:
-        if self.asked is None or not storable(answer.status):
-            return
+    def _write_refusal(self, answer: Answer) -> Verdict | None:
         with transaction.atomic(using=self._using):
             if isinstance(mine := self.claim(), Mine):
                 self.finish(mine, answer)
+        return mine
 
     def roll_back(self) -> None:
         """The atomic block does."""
+
+
+def _in_their_transaction(connection: Any) -> bool:
+    """As Django's own `durable` sees it: the blocks of its TestCase do not count."""
+    return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
 
 
 class _Undo(Exception):
@@ -231,22 +246,64 @@ class _Undo(Exception):
 
 
 def _asked(keys: Keys, request: Any) -> Asked | Answer | None:
+    found = _found(keys, request)
+    return None if found is None else _asked_by(keys, request, *found)
+
+
+async def _asked_async(keys: Keys, request: Any) -> Asked | Answer | None:
+    """The same where `scope` may be async; one that is not may look its user up in a thread."""
+    found = _found(keys, request)
+    if found is None:
+        return None
+    seen = _seen(request, found[1])
+    if seen is None:
+        return problems.too_large(found[1].most_request_bytes)
+    if inspect.iscoroutinefunction(keys.scope):
+        who = await keys.scope(request)
+    else:
+        who = await sync_to_async(keys.scope)(request)
+    return asked_of(seen, *found, who)
+
+
+def _found(keys: Keys, request: Any) -> tuple[str, Policy] | None:
     setattr(request, STATE, Turn(None))
     found = keys.find(request.method, request.path_info)
-    if found is None or found[1].mode != "external":
+    if found is None or found[1].mode != "external" or _is_decorated(request):
         return None
-    return _asked_by(keys, request, *found)
+    return found
+
+
+def _is_decorated(request: Any) -> bool:
+    """Whether the view claims its key itself."""
+    try:
+        view = resolve(request.path_info, getattr(request, "urlconf", None)).func
+    except Resolver404:
+        return False
+    return getattr(view, _DECORATED, False)
 
 
 def _asked_by(keys: Keys, request: Any, operation: str, policy: Policy) -> Asked | Answer | None:
-    body = request.body
-    if len(body) > policy.most_request_bytes:
+    seen = _seen(request, policy)
+    if seen is None:
         return problems.too_large(policy.most_request_bytes)
+    return asked_of(seen, operation, policy, keys.scope(request))
+
+
+def _seen(request: Any, policy: Policy) -> Seen | None:
+    """None: it is too large. A body is read only where a key may be, and only up to the limit."""
     headers = [(name.lower(), value) for name, value in request.headers.items()]
     query = request.META.get("QUERY_STRING", "")
-    seen = Seen(request.method, request.path_info, query, headers, body)
-    who = keys.scope(request)
-    return None if who is None else asked_of(seen, operation, policy, who)
+    seen = Seen(request.method, request.path_info, query, headers)
+    if not needs_body(policy, seen):
+        return seen
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if length.isdecimal() and int(length) > policy.most_request_bytes:
+        return None
+    try:
+        body = request.body
+    except RequestDataTooBig:  # Django's own limit
+        return None
+    return None if len(body) > policy.most_request_bytes else replace(seen, body=body)
 
 
 def _answer(response: Any) -> Answer:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from postroom import failpoints, signals
-from postroom.errors import ConfigurationError, PostroomError
+from postroom.errors import ConfigurationError, PostroomError, Unreachable
 from postroom.flow import Flow
 from postroom.idempotency import store
 from postroom.idempotency.policy import NotDone, Policy
@@ -36,12 +36,22 @@ from postroom.idempotency.rules import (
 if TYPE_CHECKING:
     from postroom.idempotency.engines import Engines
 
-__all__ = ["Asked", "closing", "drive", "drive_async", "for_storing", "giving_up", "opening"]
+__all__ = [
+    "Asked",
+    "closing",
+    "drive",
+    "drive_async",
+    "for_storing",
+    "giving_up",
+    "opening",
+    "tell_doubt",
+]
 
 T = TypeVar("T")
 PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
 AGAIN_SECONDS = 0.1
+RESUMED_AFTER_SECONDS = 5.0  # by a Finisher, when a run has answered that it may pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,10 @@ def drive(steps: Steps[T], engines: Engines) -> T:
                 time.sleep(step.seconds)
                 answer = None
             else:
-                answer = step.function(step.argument)
+                try:
+                    answer = step.function(step.argument)
+                except Exception as error:
+                    answer = _unverified(step, error)
                 if inspect.isawaitable(answer):
                     raise ConfigurationError("verify is async, and this application is not.")
     except StopIteration as done:
@@ -122,13 +135,22 @@ async def drive_async(steps: Steps[T], engines: Engines) -> T:
                 await asyncio.sleep(step.seconds)
                 answer = None
             else:
-                answer = step.function(step.argument)
-                if inspect.isawaitable(answer):
-                    answer = await answer
+                try:
+                    answer = step.function(step.argument)
+                    if inspect.isawaitable(answer):
+                        answer = await answer
+                except Exception as error:
+                    answer = _unverified(step, error)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     finally:
         steps.close()
+
+
+def _unverified(step: Call, error: Exception) -> None:
+    """Whoever could tell does not answer: the doubt stays."""
+    operation = getattr(step.argument, "operation", "")
+    signals.emit("key.unverified", operation=operation, error=type(error).__name__)
 
 
 def opening(asked: Asked) -> Steps[Verdict]:
@@ -147,7 +169,7 @@ def opening(asked: Asked) -> Steps[Verdict]:
             continue
         if isinstance(verdict, Doubtful):
             if verdict.lost:
-                _tell_doubt(asked.name, "the process that had it was lost")
+                tell_doubt(asked.name, "the process that had it was lost")
             if policy.verify is not None and not verified:
                 verified = True
                 found = yield from _verified(asked, verdict)
@@ -235,8 +257,12 @@ def closing(
     elif answer.status >= 500 and policy.mode == "external" and policy.on_error == "doubt":
         done = yield from giving_up(asked, mine, f"answered {answer.status}")
     else:
-        why = f"answered {answer.status}"
-        done = yield from _again(lambda: store.fail(claim, why, keep_seconds=policy.keep_seconds))
+        # Nothing was done, and strangers must not fill the table; a server's error is remembered.
+        why, keep = f"answered {answer.status}", policy.keep_seconds if answer.status >= 500 else 0
+        delay = RESUMED_AFTER_SECONDS if policy.mode == "resume" else None
+        done = yield from _again(
+            lambda: store.fail(claim, why, keep_seconds=keep, delay_seconds=delay)
+        )
     failpoints.hit("key.finish.after")
     record = None if done else (yield Do(lambda: store.look(asked.name)))
     if record is not None and (record.owner, record.epoch) == (claim.owner, claim.epoch):
@@ -259,13 +285,14 @@ def closing(
     return Doubtful(claim.epoch)
 
 
-def giving_up(asked: Asked, mine: Mine, why: str) -> Steps[bool]:
-    """The work ended with an error: what it did is not known, unless the policy says so."""
+def giving_up(asked: Asked, mine: Mine, why: str, *, broken_off: bool = False) -> Steps[bool]:
+    """The work ended with an error: what it did is not known, unless the policy says so. Of
+    what was broken off in the middle nobody can say so."""
     policy, claim = asked.policy, mine.claim
-    if policy.mode == "external" and policy.on_error == "doubt":
+    if policy.mode == "external" and (policy.on_error == "doubt" or broken_off):
         done = yield Do(lambda: store.doubt(claim, why))
         if done:
-            _tell_doubt(asked.name, why)
+            tell_doubt(asked.name, why)
     else:
         done = yield Do(lambda: store.fail(claim, why, keep_seconds=policy.keep_seconds))
     return bool(done)
@@ -278,11 +305,11 @@ def beating(claim: Claim, lease_seconds: float) -> Steps[bool]:
 
 def may_run_without(asked: Asked, error: PostroomError) -> bool:
     """Whether the policy lets a request run while its key cannot be written down."""
-    if asked.policy.on_unreachable != "run":
+    if asked.policy.on_unreachable != "run" or not isinstance(error, Unreachable):
         return False
     signals.emit("key.unprotected", operation=asked.name.operation, error=str(error))
     return True
 
 
-def _tell_doubt(name: Name, why: str) -> None:
+def tell_doubt(name: Name, why: str) -> None:
     signals.emit("key.indeterminate", operation=name.operation, idempotency_key=name.key, error=why)

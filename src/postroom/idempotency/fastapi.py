@@ -13,7 +13,7 @@ middleware together with the answer. For a request without a key it does the sam
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -37,7 +37,17 @@ def protect(app: FastAPI, keys: Keys) -> None:
 
 def _forget_what_is_not_valid(app: FastAPI) -> None:
     """FastAPI solves dependencies before it looks at the body: a request that is not valid has
-    claimed its key by then, and gives it back."""
+    claimed its key by then, and gives it back. Handlers may be added until the first request."""
+    make = app.build_middleware_stack
+
+    def build() -> Any:
+        _wrap_handler(app)
+        return make()
+
+    app.build_middleware_stack = build  # type: ignore[method-assign]
+
+
+def _wrap_handler(app: FastAPI) -> None:
     usual: Any = app.exception_handlers.get(
         RequestValidationError, request_validation_exception_handler
     )
@@ -56,34 +66,34 @@ def keyed_turn(request: Request) -> Turn:
     return turn_of(request)
 
 
-def keyed_session(engine: Any, **options: Any) -> Callable[..., Any]:
-    """A dependency: a session on the transaction of this request, of an engine or an async one."""
+def keyed_session(engine: Any, *, scope: Any = None, **options: Any) -> Callable[..., Any]:
+    """A dependency: a session on the transaction of this request, of an engine or an async one.
+
+    `scope=Depends(current_user)` says whose key it is after the route's own authentication; the
+    `Keys` have `scope=AT_CLAIM` then.
+    """
     if hasattr(engine, "sync_engine"):
-
-        async def session_async(request: Request) -> Any:
-            return await turn_of(request).session_async(engine, **options)
-
-        return session_async
-
-    def session(request: Request) -> Any:
-        return turn_of(request).session(engine, **options)
-
-    return session
+        return _dependency(scope, lambda turn: turn.session_async(engine, **options))
+    return _dependency(scope, lambda turn: turn.session_in_thread(engine, **options))
 
 
-def keyed_connection(engine: Any) -> Callable[..., Any]:
+def keyed_connection(engine: Any, *, scope: Any = None) -> Callable[..., Any]:
     """The same for those who work without the ORM."""
     if hasattr(engine, "sync_engine"):
+        return _dependency(scope, lambda turn: turn.connection_async(engine))
+    return _dependency(scope, lambda turn: turn.connection_in_thread(engine))
 
-        async def connection_async(request: Request) -> Any:
-            return await turn_of(request).connection_async(engine)
 
-        return connection_async
+def _dependency(scope: Any, claim: Callable[[Turn], Awaitable[Any]]) -> Callable[..., Any]:
+    async def of_anybody(request: Request) -> Any:
+        return await claim(turn_of(request))
 
-    def connection(request: Request) -> Any:
-        return turn_of(request).connection(engine)
+    async def of_somebody(request: Request, who: Any = scope) -> Any:
+        turn = turn_of(request)
+        turn.belongs_to(who)
+        return await claim(turn)
 
-    return connection
+    return of_anybody if scope is None else of_somebody
 
 
 def describe(app: FastAPI, keys: Keys) -> None:

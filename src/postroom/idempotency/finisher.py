@@ -9,6 +9,7 @@ import inspect
 from postroom import signals
 from postroom.errors import ConfigurationError, PostroomError
 from postroom.idempotency import store
+from postroom.idempotency.exchange import tell_doubt
 from postroom.idempotency.resume import Resumable, ResumableInThreads
 from postroom.idempotency.rules import Name
 
@@ -30,6 +31,8 @@ class Finisher:
             raise ConfigurationError("a Finisher needs at least one resumable function.")
         self._by_operation = {each.operation: each for each in resumables}
         self._keys = resumables[0].keys
+        if any(each.keys is not self._keys for each in resumables):
+            raise ConfigurationError("a Finisher looks into one Keys: run one for each.")
         self._poll_seconds = poll_seconds
         self._at_once = at_once
         self._stopping = asyncio.Event()
@@ -54,6 +57,8 @@ class Finisher:
     async def once(self) -> int:
         """Finish what can be finished now, `at_once` together; how many were gone on with."""
         engines, operations = self._keys.engines, list(self._by_operation)
+        for name in await engines.ask_async(lambda: store.sweep(ORPHANS)):
+            tell_doubt(name, "the process that had it was lost")
         found = await engines.ask_async(lambda: store.orphans(operations, ORPHANS))
         places = asyncio.Semaphore(self._at_once)
 

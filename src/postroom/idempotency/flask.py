@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 import flask
 
+from postroom.errors import WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.borrowed import Borrowed
-from postroom.idempotency.keys import Keys, Seen, asked_of
+from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import Answer
-from postroom.idempotency.turn import Answered
-from postroom.idempotency.wsgi import turn_of
+from postroom.idempotency.turn import Answered, Turn
+from postroom.idempotency.wsgi import STATE, turn_of
 
 __all__ = ["idempotent", "keyed_session"]
 
@@ -50,13 +51,18 @@ def idempotent(
     def decorate(view: F) -> F:
         @functools.wraps(view)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            seen = _seen(flask.request)
-            if len(seen.body) > chosen.most_request_bytes:
+            if isinstance(turn := flask.request.environ.get(STATE), Turn) and turn.asked:
+                raise WrongCall(
+                    "the middleware has claimed this request already: take its route out of the "
+                    "policies of the middleware, or the decorator off the view"
+                )
+            seen = _seen(flask.request, chosen)
+            if seen is None:
                 return _response(problems.too_large(chosen.most_request_bytes))
             rule = flask.request.url_rule
             operation = f"{seen.method} {rule.rule if rule is not None else seen.path}"[:255]
             who = keys.scope(flask.request)
-            asked = None if who is None else asked_of(seen, operation, chosen, who)
+            asked = asked_of(seen, operation, chosen, who)
             if isinstance(asked, Answer):
                 return _response(asked)
             borrowed = Borrowed(session(), asked)
@@ -69,10 +75,17 @@ def idempotent(
     return decorate
 
 
-def _seen(request: flask.Request) -> Seen:
+def _seen(request: flask.Request, policy: Policy) -> Seen | None:
+    """None: it is too large. A body is read only where a key may be, and only up to the limit."""
     headers = [(name.lower(), value) for name, value in request.headers.items()]
     query = request.query_string.decode("latin-1")
-    return Seen(request.method, request.path, query, headers, request.get_data(cache=True))
+    seen = Seen(request.method, request.path, query, headers)
+    if not needs_body(policy, seen):
+        return seen
+    if (request.content_length or 0) > policy.most_request_bytes:
+        return None
+    body = request.get_data(cache=True)
+    return None if len(body) > policy.most_request_bytes else replace(seen, body=body)
 
 
 def _answer(response: Any) -> Answer:

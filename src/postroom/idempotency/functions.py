@@ -18,6 +18,7 @@ import inspect
 import json
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -54,6 +55,7 @@ from postroom.idempotency.rules import (
     checked_key,
     scope_name,
 )
+from postroom.idempotency.savepoints import Savepoint
 from postroom.idempotency.telling import give_up, give_up_async, tell_unprotected
 
 if TYPE_CHECKING:
@@ -137,7 +139,18 @@ class _Call:
             mine = carry_out(tx, self._claim(asked), what=_WHAT, instead=instead)
             if not isinstance(mine, Mine):
                 return _result(mine, asked)
-            answer = _answer(self.function(*args, **kwargs))
+            savepoint = Savepoint(tx)
+            try:
+                savepoint.set()
+                answer = _answer(self.function(*args, **kwargs))
+                savepoint.release()
+            except BaseException:
+                if savepoint.undo():
+                    with suppress(Exception):
+                        carry_out(tx, self._give_back(mine), what=_WHAT, instead=instead)
+                raise
+            finally:
+                savepoint.leave()
             carry_out(tx, self._finish(mine, answer), what=_WHAT, instead=instead)
             return json.loads(answer.body)
         assert self.keys is not None
@@ -147,15 +160,18 @@ class _Call:
             return _result(verdict, asked)
         try:
             with self.keys.beats.kept(asked, verdict.claim):
-                answer = _answer(self.function(*args, **kwargs))
+                result = self.function(*args, **kwargs)
         except BaseException as error:
             give_up(asked, verdict, error, engines)
             raise
+        answer, unfit = _answer_or_none(result)
         try:
             ended = drive(closing(asked, verdict, answer), engines)
         except PostroomError as error:  # it was carried out; its lease will end by itself
             tell_unprotected(asked, error)
             ended = None
+        if unfit is not None:
+            raise unfit
         return json.loads(answer.body) if ended is None else _result(ended, asked)
 
     async def run_async(self, args: Any, kwargs: Any) -> Any:
@@ -164,7 +180,18 @@ class _Call:
             mine = await carry_out_async(tx, self._claim(asked), what=_WHAT)
             if not isinstance(mine, Mine):
                 return _result(mine, asked)
-            answer = _answer(await self.function(*args, **kwargs))
+            savepoint = Savepoint(tx)
+            try:
+                await savepoint.set_async()
+                answer = _answer(await self.function(*args, **kwargs))
+                await savepoint.release_async()
+            except BaseException:
+                if await savepoint.undo_async():
+                    with suppress(Exception):
+                        await carry_out_async(tx, self._give_back(mine), what=_WHAT)
+                raise
+            finally:
+                savepoint.leave()
             await carry_out_async(tx, self._finish(mine, answer), what=_WHAT)
             return json.loads(answer.body)
         assert self.keys is not None
@@ -174,21 +201,28 @@ class _Call:
             return _result(verdict, asked)
         try:
             with kept_in_loop(asked, verdict.claim, engines):
-                answer = _answer(await self.function(*args, **kwargs))
+                result = await self.function(*args, **kwargs)
         except BaseException as error:
             await give_up_async(asked, verdict, error, engines)
             raise
+        answer, unfit = _answer_or_none(result)
         try:
             ended = await drive_async(closing(asked, verdict, answer), engines)
         except PostroomError as error:
             tell_unprotected(asked, error)
             ended = None
+        if unfit is not None:
+            raise unfit
         return json.loads(answer.body) if ended is None else _result(ended, asked)
 
     def _claim(self, asked: Asked) -> Flow[Verdict]:
         keep, wait = self.policy.keep_seconds, self.policy.wait_seconds
         claiming = store.claim(asked.name, asked.fingerprint, "same_transaction", keep_seconds=keep)
         return store.patiently(claiming, wait)
+
+    def _give_back(self, mine: Mine) -> Flow[bool]:
+        """It raised, and what it did is undone: whoever commits, the key is free again."""
+        return store.fail(mine.claim, "it raised an error, and was undone", keep_seconds=0)
 
     def _finish(self, mine: Mine, answer: Answer) -> Flow[None]:
         answer = for_storing(answer, self.policy)
@@ -205,7 +239,7 @@ class _Call:
         values = bound.arguments
         given = values[self._key] if isinstance(self._key, str) else self._key(*args, **kwargs)
         try:
-            key = checked_key(given if isinstance(given, str) else str(given))
+            key = checked_key(str(given) if _names(given) else given)
         except BadKey as error:
             raise ConfigurationError(f"the key of {self.operation}: {error}.") from None
         who: Any = "shared"
@@ -218,6 +252,11 @@ class _Call:
         digest = _digest({name: values[name] for name in wanted}, self.operation)
         name = Name(scope_name(who), self.operation, key)
         return (None if self._tx is None else values[self._tx]), Asked(name, digest, self.policy)
+
+
+def _names(given: object) -> bool:
+    """Whether it names something as text does; what is missing, None before all, does not."""
+    return isinstance(given, int | uuid.UUID) and not isinstance(given, bool)
 
 
 def _digest(values: dict[str, Any], operation: str) -> str:
@@ -244,12 +283,22 @@ def _answer(value: Any) -> Answer:
         raise ConfigurationError(f"the result must be JSON: {error}.") from None
 
 
+def _answer_or_none(value: Any) -> tuple[Answer, ConfigurationError | None]:
+    """It was carried out, whatever it returned: a tombstone stands for what is no JSON."""
+    try:
+        return _answer(value), None
+    except ConfigurationError as error:
+        return Answer(200, JSON).without_body("not_json"), error
+
+
 def _result(verdict: Verdict, asked: Asked) -> Any:
     if isinstance(verdict, Replay):
         if verdict.answer.absent is not None:
             what = f"{asked.name.operation} with key {asked.name.key!r}"
-            raise ResultNotKept(f"{what} was carried out; its result was too large to be kept")
-        return json.loads(verdict.answer.body)
+            no_json = verdict.answer.absent == "not_json"
+            why = "was no JSON" if no_json else "was too large to be kept"
+            raise ResultNotKept(f"{what} was carried out; its result {why}")
+        return json.loads(verdict.answer.body) if verdict.answer.body else None
     return refuse(verdict, asked.name)
 
 

@@ -4,7 +4,8 @@
                 policies={"POST /orders": Policy(mode="same_transaction", required=True)})
 
 The scope is whose key it is. Without one, whoever guesses or repeats a key would be told another's
-answer, so it has no default: a service with a single client says `scope=SHARED`.
+answer, so it has no default: a service with a single client says `scope=SHARED`. It must be a
+verified identity: answers from memory are given before the route checks anything.
 """
 
 from __future__ import annotations
@@ -32,12 +33,21 @@ from postroom.idempotency.rules import (
 if TYPE_CHECKING:
     from postroom.idempotency.leases import Beats
 
-__all__ = ["SHARED", "Keys", "Seen", "asked_of"]
+__all__ = ["AT_CLAIM", "SHARED", "UNKEYED", "Keys", "Seen", "asked_of"]
+
+
+class UNKEYED:
+    """What `scope` gives for a request that keys are none of the business of."""
 
 
 def SHARED(request: Any) -> str:
     """The scope of a service that has one client, or whose keys nobody else can know."""
     return "shared"
+
+
+def AT_CLAIM(request: Any) -> Any:
+    """The scope of routes that say it where they claim, after their own authentication."""
+    return AT_CLAIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,10 @@ class Keys:
         self.engines = Engines(database, connections=connections)
         self.scope = scope
         self.policies = checked_policies(policies)
+        if scope is AT_CLAIM and self.policies.has_external:
+            raise ConfigurationError(
+                'scope=AT_CLAIM is for routes that claim themselves: "external" ones need a scope.'
+            )
 
     def find(self, method: str, path: str) -> tuple[str, Policy] | None:
         """The operation and policy of a request; None: keys are none of its business."""
@@ -106,23 +120,31 @@ def needs_body(policy: Policy, seen: Seen) -> bool:
 
 
 def asked_of(seen: Seen, operation: str, policy: Policy, scope: object) -> Asked | Answer | None:
-    """The request with its key; a problem with it; or None: it has none and needs none."""
+    """The request with its key; a problem with it; or None: it has none and needs none.
+
+    A key without a principal is refused: to carry the request out would leave it unprotected.
+    """
+    if scope is UNKEYED:
+        return None
     try:
         key = _key_of(seen, policy)
         if key is None:
             return problems.missing(policy) if policy.required else None
     except BadKey as error:
         return problems.invalid(str(error))
+    if scope is None:
+        return problems.unowned()
     chosen = {name.lower() for name in policy.fingerprint_headers}
     digest = fingerprint(
         seen.method,
-        seen.path,
+        seen.path.rstrip("/") or "/",  # as the operation: routers redirect to the other spelling
         seen.query,
         seen.body,
         next(iter(seen.header("content-type")), ""),
         [pair for pair in seen.headers if pair[0] in chosen],
     )
-    return Asked(Name(scope_name(scope), operation, key), digest, policy)
+    whose = "" if scope is AT_CLAIM else scope_name(scope)
+    return Asked(Name(whose, operation, key), digest, policy)
 
 
 def _key_of(seen: Seen, policy: Policy) -> str | None:

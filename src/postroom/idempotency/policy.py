@@ -70,7 +70,13 @@ class Policy:
             raise ConfigurationError("wait_seconds of a policy must be zero or more.")
 
 
-_PLACE = re.compile(r"\{[^/{}]*\}")
+_PLACE = re.compile(r"(\{[^/{}]*\})")
+
+
+def _pattern(piece: str) -> str:
+    if not _PLACE.fullmatch(piece):
+        return re.escape(piece)
+    return ".+" if piece.endswith(":path}") else "[^/]+"
 
 
 @dataclass(frozen=True)
@@ -95,9 +101,15 @@ class Policies:
                 )
             if len(route) > 255:
                 raise ConfigurationError(f"{route[:40]!r}… has more than 255 characters.")
-            pattern = "[^/]+".join(map(re.escape, _PLACE.split(path)))
+            pattern = "".join(map(_pattern, _PLACE.split(path)))
             found.append((method, re.compile(pattern + "/?"), route, policy))
         return found
+
+    @property
+    def has_external(self) -> bool:
+        """Whether a middleware claims for any of them."""
+        there = [*self.routes.values(), *([self.default] if self.default else [])]
+        return any(policy.mode == "external" for policy in there)
 
     def check(self) -> Policies:
         """Refuse now what could never match."""
@@ -112,7 +124,8 @@ class Policies:
         if self.default is None or method not in METHODS:
             return None
         operation = f"{method} {path}"
-        return (operation if len(operation) <= 255 else f"{method} *"), self.default
+        fits = len(operation) <= 255 and "\x00" not in operation
+        return (operation if fits else f"{method} *"), self.default
 
 
 def checked_policies(given: Policies | Mapping[str, Any] | None) -> Policies:

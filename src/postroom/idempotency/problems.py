@@ -21,6 +21,8 @@ _URN = "urn:postroom:problem:"
 PROBLEMS: dict[str, tuple[int, str]] = {
     "key-missing": (400, "This operation needs an idempotency key"),
     "key-invalid": (400, "The idempotency key cannot be used"),
+    "key-unowned": (401, "Whose idempotency key it is is not known"),
+    "request-incomplete": (400, "The request was cut off"),
     "key-reused": (422, "The idempotency key was used for another request"),
     "key-in-progress": (409, "A request with this idempotency key is being carried out"),
     "key-indeterminate": (409, "Whether the request was carried out is not known"),
@@ -69,6 +71,16 @@ def invalid(why: str) -> Answer:
 def too_large(limit: int) -> Answer:
     """The body is above the limit up to which it can be compared."""
     return problem("request-too-large", f"The body may have {limit} bytes.")
+
+
+def incomplete() -> Answer:
+    """Less of the body came than was announced."""
+    return problem("request-incomplete", "Nothing was carried out; send all of it again.")
+
+
+def unowned() -> Answer:
+    """A key without a principal: it can neither be looked up nor kept."""
+    return problem("key-unowned", "Nothing was carried out; say who you are, and send it again.")
 
 
 def unreachable() -> Answer:

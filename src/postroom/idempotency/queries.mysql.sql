@@ -9,19 +9,24 @@ VALUES (:scope, :operation, :key, :fingerprint, :mode, 'pending', :owner,
         UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND,
         UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND, :request)
 ON DUPLICATE KEY UPDATE
-    owner = IF((status IN ('completed', 'failed') AND expires_at <= UTC_TIMESTAMP(6)) OR
+    owner = IF((expires_at <= UTC_TIMESTAMP(6) AND
+                (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))) OR
                (fingerprint = VALUES(fingerprint)
                 AND (status = 'failed' OR (status = 'pending' AND mode = 'resume'
                                            AND locked_until <= UTC_TIMESTAMP(6)))),
                VALUES(owner), owner),
     recovery_point = IF(owner = VALUES(owner) AND status <> 'pending'
+                        AND NOT (status = 'failed' AND mode = 'resume')
                         AND expires_at <= UTC_TIMESTAMP(6), NULL, recovery_point),
     progress = IF(owner = VALUES(owner) AND status <> 'pending'
+                        AND NOT (status = 'failed' AND mode = 'resume')
                   AND expires_at <= UTC_TIMESTAMP(6), NULL, progress),
     attempts = IF(owner = VALUES(owner),
-                  IF(status <> 'pending' AND expires_at <= UTC_TIMESTAMP(6), 1, attempts + 1),
+                  IF(status <> 'pending' AND NOT (status = 'failed' AND mode = 'resume')
+                     AND expires_at <= UTC_TIMESTAMP(6), 1, attempts + 1),
                   attempts),
     created_at = IF(owner = VALUES(owner) AND status <> 'pending'
+                        AND NOT (status = 'failed' AND mode = 'resume')
                     AND expires_at <= UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), created_at),
     epoch = IF(owner = VALUES(owner), epoch + 1, epoch),
     fingerprint = IF(owner = VALUES(owner), VALUES(fingerprint), fingerprint),
@@ -49,7 +54,7 @@ SELECT owner, epoch, status, mode, fingerprint, attempts,
 
 -- name: finish
 UPDATE postroom_idempotency_key
-   SET status = 'completed', locked_until = NULL, error = NULL, request = NULL,
+   SET status = 'completed', locked_until = NULL, error = NULL, request = NULL, progress = NULL,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent,
        expires_at = IF(mode = 'same', expires_at, UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND)
@@ -77,8 +82,18 @@ SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
 UPDATE postroom_idempotency_key
    SET status = 'indeterminate', locked_until = NULL, error = 'the process that had it was lost'
  WHERE scope = :scope AND operation = :operation AND `key` = :key AND epoch = :epoch
-   AND status = 'pending' AND mode = 'external' AND locked_until <= UTC_TIMESTAMP(6);
+   AND status = 'pending' AND ((mode = 'external' AND locked_until <= UTC_TIMESTAMP(6))
+                               OR (mode = 'same' AND locked_until IS NULL));
 SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
+
+-- name: lost
+(SELECT scope, operation, `key`, epoch FROM postroom_idempotency_key
+ WHERE locked_until <= UTC_TIMESTAMP(6) AND mode = 'external' AND status = 'pending'
+ ORDER BY locked_until LIMIT :rows)
+UNION ALL
+(SELECT scope, operation, `key`, epoch FROM postroom_idempotency_key
+ WHERE expires_at <= UTC_TIMESTAMP(6) AND mode = 'same' AND status = 'pending'
+ ORDER BY expires_at LIMIT :rows)
 
 -- name: beat
 UPDATE postroom_idempotency_key
@@ -97,7 +112,9 @@ SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
 
 -- name: settle
 UPDATE postroom_idempotency_key
-   SET status = :status, epoch = epoch + 1, locked_until = NULL,
+   SET status = :status, epoch = epoch + 1,
+       locked_until = CASE WHEN :status = 'failed' AND mode = 'resume' THEN UTC_TIMESTAMP(6) END,
+       attempts = CASE WHEN :status = 'failed' AND mode = 'resume' THEN 0 ELSE attempts END,
        request = CASE WHEN :status = 'failed' THEN request END,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent, error = :error,

@@ -4,9 +4,11 @@
 -- name: claim
 -- One statement: a key nobody has, or that may be taken over, is ours; else we read what became of it.
 -- Waits for whoever is inserting the same key in a transaction. No row at all: somebody committed after
--- our snapshot, so look. What is answered already is read without a lock.
+-- our snapshot, so look. What is answered already is read without a lock. A resumable request that
+-- failed never expires: what stands behind its points has been done.
 WITH there AS MATERIALIZED (
-    SELECT k.*, (k.status IN ('completed', 'failed') AND k.expires_at <= clock_timestamp()) OR
+    SELECT k.*, (k.expires_at <= clock_timestamp() AND
+            (k.status = 'completed' OR (k.status = 'failed' AND k.mode <> 'resume'))) OR
            (k.fingerprint = CAST(:fingerprint AS text)
             AND (k.status = 'failed' OR (k.status = 'pending' AND k.mode = 'resume'
                                          AND k.locked_until <= clock_timestamp()))) AS free
@@ -24,18 +26,23 @@ mine AS (
      WHERE NOT EXISTS (SELECT 1 FROM there t WHERE NOT t.free)
     ON CONFLICT (scope, operation, key) DO UPDATE
        SET recovery_point = CASE WHEN k.expires_at > clock_timestamp() OR k.status = 'pending'
+                                  OR (k.status = 'failed' AND k.mode = 'resume')
                                  THEN k.recovery_point END,
            progress = CASE WHEN k.expires_at > clock_timestamp() OR k.status = 'pending'
+                                  OR (k.status = 'failed' AND k.mode = 'resume')
                            THEN k.progress END,
            attempts = CASE WHEN k.expires_at > clock_timestamp() OR k.status = 'pending'
+                                  OR (k.status = 'failed' AND k.mode = 'resume')
                            THEN k.attempts + 1 ELSE 1 END,
            created_at = CASE WHEN k.expires_at > clock_timestamp() OR k.status = 'pending'
+                                  OR (k.status = 'failed' AND k.mode = 'resume')
                              THEN k.created_at ELSE clock_timestamp() END,
            fingerprint = excluded.fingerprint, mode = excluded.mode, status = 'pending',
            owner = excluded.owner, epoch = k.epoch + 1, locked_until = excluded.locked_until,
            expires_at = excluded.expires_at, request = excluded.request, response_status = NULL,
            response_headers = NULL, response_body = NULL, body_absent = NULL, error = NULL
-     WHERE (k.status IN ('completed', 'failed') AND k.expires_at <= clock_timestamp()) OR
+     WHERE (k.expires_at <= clock_timestamp() AND
+            (k.status = 'completed' OR (k.status = 'failed' AND k.mode <> 'resume'))) OR
            (k.fingerprint = excluded.fingerprint
             AND (k.status = 'failed' OR (k.status = 'pending' AND k.mode = 'resume'
                                          AND k.locked_until <= clock_timestamp())))
@@ -64,7 +71,7 @@ SELECT owner, epoch, status, mode, fingerprint, attempts,
 -- name: finish
 -- Whoever was taken for lost and comes back with the answer settles its own key, if nobody else has.
 UPDATE postroom.idempotency_key
-   SET status = 'completed', locked_until = NULL, error = NULL, request = NULL,
+   SET status = 'completed', locked_until = NULL, error = NULL, request = NULL, progress = NULL,
        response_status = CAST(:response_status AS integer),
        response_headers = CAST(:response_headers AS text),
        response_body = CAST(:response_body AS bytea), body_absent = CAST(:body_absent AS text),
@@ -93,13 +100,25 @@ UPDATE postroom.idempotency_key
 RETURNING 1
 
 -- name: lose
--- Its owner is gone: the lease is over, and only `resume` may go on from there.
+-- Its owner is gone: the lease is over, and only `resume` may go on from there. Or a transaction that was
+-- to hold everything was committed without its answer: ours would not see it otherwise.
 UPDATE postroom.idempotency_key
    SET status = 'indeterminate', locked_until = NULL,
        error = 'the process that had it was lost'
  WHERE scope = :scope AND operation = :operation AND key = :key AND epoch = :epoch
-   AND status = 'pending' AND mode = 'external' AND locked_until <= clock_timestamp()
+   AND status = 'pending' AND ((mode = 'external' AND locked_until <= clock_timestamp())
+                               OR (mode = 'same' AND locked_until IS NULL))
 RETURNING 1
+
+-- name: lost
+-- Requests whose owner is gone: to be told of, whether or not their clients come back.
+(SELECT scope, operation, key, epoch FROM postroom.idempotency_key
+ WHERE locked_until <= statement_timestamp() AND mode = 'external' AND status = 'pending'
+ ORDER BY locked_until LIMIT CAST(:rows AS bigint))
+UNION ALL
+(SELECT scope, operation, key, epoch FROM postroom.idempotency_key
+ WHERE expires_at <= statement_timestamp() AND mode = 'same' AND status = 'pending'
+ ORDER BY expires_at LIMIT CAST(:rows AS bigint))
 
 -- name: beat
 UPDATE postroom.idempotency_key
@@ -120,7 +139,10 @@ RETURNING 1
 -- name: settle
 -- `verify` or an operator has found out; the epoch ends whatever its owner might still write.
 UPDATE postroom.idempotency_key
-   SET status = CAST(:status AS text), epoch = epoch + 1, locked_until = NULL,
+   SET status = CAST(:status AS text), epoch = epoch + 1,
+       locked_until = CASE WHEN CAST(:status AS text) = 'failed' AND mode = 'resume'
+                           THEN clock_timestamp() END,
+       attempts = CASE WHEN CAST(:status AS text) = 'failed' AND mode = 'resume' THEN 0 ELSE attempts END,
        request = CASE WHEN CAST(:status AS text) = 'failed' THEN request END,
        response_status = CAST(:response_status AS integer),
        response_headers = CAST(:response_headers AS text),

@@ -7,16 +7,21 @@ INSERT INTO postroom_idempotency_key
 VALUES (:scope, :operation, :key, :fingerprint, :mode, 'pending', :owner, NOW_US + :lease_us,
         NOW_US + :keep_us, :request)
 ON CONFLICT (scope, operation, key) DO UPDATE
-   SET recovery_point = CASE WHEN expires_at > NOW_US OR status = 'pending' THEN recovery_point END,
-       progress = CASE WHEN expires_at > NOW_US OR status = 'pending' THEN progress END,
-       attempts = CASE WHEN expires_at > NOW_US OR status = 'pending' THEN attempts + 1 ELSE 1 END,
+   SET recovery_point = CASE WHEN expires_at > NOW_US OR status = 'pending'
+                          OR (status = 'failed' AND mode = 'resume') THEN recovery_point END,
+       progress = CASE WHEN expires_at > NOW_US OR status = 'pending'
+                          OR (status = 'failed' AND mode = 'resume') THEN progress END,
+       attempts = CASE WHEN expires_at > NOW_US OR status = 'pending'
+                          OR (status = 'failed' AND mode = 'resume') THEN attempts + 1 ELSE 1 END,
        created_at = CASE WHEN expires_at > NOW_US OR status = 'pending'
+                          OR (status = 'failed' AND mode = 'resume')
                          THEN created_at ELSE NOW_US END,
        fingerprint = excluded.fingerprint, mode = excluded.mode, status = 'pending',
        owner = excluded.owner, epoch = epoch + 1, locked_until = excluded.locked_until,
        expires_at = excluded.expires_at, request = excluded.request, response_status = NULL,
        response_headers = NULL, response_body = NULL, body_absent = NULL, error = NULL
- WHERE (status IN ('completed', 'failed') AND expires_at <= NOW_US) OR
+ WHERE (expires_at <= NOW_US
+        AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))) OR
        (fingerprint = excluded.fingerprint
         AND (status = 'failed' OR (status = 'pending' AND mode = 'resume'
                                    AND locked_until <= NOW_US)));
@@ -33,7 +38,7 @@ SELECT owner, epoch, status, mode, fingerprint, attempts, locked_until - NOW_US,
 
 -- name: finish
 UPDATE postroom_idempotency_key
-   SET status = 'completed', locked_until = NULL, error = NULL, request = NULL,
+   SET status = 'completed', locked_until = NULL, error = NULL, request = NULL, progress = NULL,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent,
        expires_at = CASE WHEN mode = 'same' THEN expires_at ELSE NOW_US + :keep_us END
@@ -60,8 +65,18 @@ SELECT 1 WHERE changes() > 0;
 UPDATE postroom_idempotency_key
    SET status = 'indeterminate', locked_until = NULL, error = 'the process that had it was lost'
  WHERE scope = :scope AND operation = :operation AND key = :key AND epoch = :epoch
-   AND status = 'pending' AND mode = 'external' AND locked_until <= NOW_US;
+   AND status = 'pending' AND ((mode = 'external' AND locked_until <= NOW_US)
+                               OR (mode = 'same' AND locked_until IS NULL));
 SELECT 1 WHERE changes() > 0;
+
+-- name: lost
+SELECT * FROM (SELECT scope, operation, key, epoch FROM postroom_idempotency_key
+ WHERE locked_until <= NOW_US AND mode = 'external' AND status = 'pending'
+ ORDER BY locked_until LIMIT :rows)
+UNION ALL
+SELECT * FROM (SELECT scope, operation, key, epoch FROM postroom_idempotency_key
+ WHERE expires_at <= NOW_US AND mode = 'same' AND status = 'pending'
+ ORDER BY expires_at LIMIT :rows)
 
 -- name: beat
 UPDATE postroom_idempotency_key SET locked_until = NOW_US + :lease_us
@@ -78,7 +93,9 @@ SELECT 1 WHERE changes() > 0;
 
 -- name: settle
 UPDATE postroom_idempotency_key
-   SET status = :status, epoch = epoch + 1, locked_until = NULL,
+   SET status = :status, epoch = epoch + 1,
+       locked_until = CASE WHEN :status = 'failed' AND mode = 'resume' THEN NOW_US END,
+       attempts = CASE WHEN :status = 'failed' AND mode = 'resume' THEN 0 ELSE attempts END,
        request = CASE WHEN :status = 'failed' THEN request END,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent, error = :error,

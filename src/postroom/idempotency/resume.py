@@ -22,10 +22,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from postroom import signals
-from postroom.errors import ConfigurationError, KeyLost, PostroomError
+from postroom.errors import ConfigurationError, KeyInDoubt, KeyLost, PostroomError
 from postroom.idempotency import problems, store
 from postroom.idempotency.canonical import fingerprint
-from postroom.idempotency.exchange import Asked, Do, Steps, closing, drive, drive_async, opening
+from postroom.idempotency.exchange import (
+    Asked,
+    Do,
+    Steps,
+    closing,
+    drive,
+    drive_async,
+    opening,
+    tell_doubt,
+)
 from postroom.idempotency.functions import JSON, refuse
 from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
@@ -91,13 +100,20 @@ class _Resumable:
             )
         turn.used = True
         name = turn.asked.name._replace(operation=self.operation)
-        return replace(
-            turn.asked, name=name, policy=self.policy, request=json.dumps(input).encode()
-        )
+        return replace(turn.asked, name=name, request=json.dumps(input).encode())
 
     def _adopted(self, claim: Claim, record: Any) -> tuple[Asked, Mine]:
         asked = Asked(claim.name, record.fingerprint, self.policy, bytes(record.request or b"null"))
         return asked, Mine(claim, record.attempts, record.recovery_point, record.progress)
+
+    def _spent(self, asked: Asked, mine: Mine) -> Steps[bool]:
+        """Whether it was begun too often: a run that takes its process down counts none itself."""
+        if mine.attempts <= RETRY.attempts:
+            return False
+        why = f"begun {RETRY.attempts} times, and never brought to an end"
+        if (yield Do(lambda: store.doubt(mine.claim, why))):
+            tell_doubt(asked.name, why)
+        return True
 
     def _lost(self, mine: Mine) -> None:
         signals.emit(
@@ -111,7 +127,7 @@ class _Resumable:
         """It is tried again when its time comes; spent, a person must look."""
         why = why_of(error)
         delay = RETRY.delay_after(mine.attempts, random=random.random)
-        keep = self.policy.keep_seconds
+        keep = asked.policy.keep_seconds
         try:
             if delay is not None:
                 yield Do(
@@ -122,12 +138,7 @@ class _Resumable:
         except PostroomError as trouble:  # its lease will end by itself
             tell_unprotected(asked, trouble)
             return
-        signals.emit(
-            "key.indeterminate",
-            operation=self.operation,
-            idempotency_key=asked.name.key,
-            error=why,
-        )
+        tell_doubt(asked.name, why)
 
 
 class Resumable(_Resumable):
@@ -157,6 +168,9 @@ class Resumable(_Resumable):
         except KeyLost:
             turn.instead = _said(asked, Running(1.0))
             return None
+        except KeyInDoubt:
+            turn.instead = _said(asked, Doubtful(verdict.claim.epoch))
+            return None
 
     async def go_on(self, claim: Claim, record: Any) -> None:
         """A worker has adopted it."""
@@ -164,9 +178,11 @@ class Resumable(_Resumable):
 
     async def _run(self, asked: Asked, mine: Mine) -> Outcome:
         input, engines = json.loads(asked.request or b"null"), self.keys.engines
+        if await drive_async(self._spent(asked, mine), engines):
+            refuse(Doubtful(mine.claim.epoch), asked.name)
         try:
             with kept_in_loop(asked, mine.claim, engines):
-                run = Run(self.keys, mine, self.policy)
+                run = Run(self.keys, mine, asked.policy)
                 answer = _answer(await awaited(self._function(run, input)))
         except KeyLost:
             self._lost(mine)
@@ -204,6 +220,9 @@ class ResumableInThreads(_Resumable):
         except KeyLost:
             turn.instead = _said(asked, Running(1.0))
             return None
+        except KeyInDoubt:
+            turn.instead = _said(asked, Doubtful(verdict.claim.epoch))
+            return None
 
     def go_on(self, claim: Claim, record: Any) -> None:
         """A worker has adopted it."""
@@ -211,9 +230,11 @@ class ResumableInThreads(_Resumable):
 
     def _run(self, asked: Asked, mine: Mine) -> Outcome:
         input, engines = json.loads(asked.request or b"null"), self.keys.engines
+        if drive(self._spent(asked, mine), engines):
+            refuse(Doubtful(mine.claim.epoch), asked.name)
         try:
             with self.keys.beats.kept(asked, mine.claim):
-                run = ThreadRun(self.keys, mine, self.policy)
+                run = ThreadRun(self.keys, mine, asked.policy)
                 answer = _answer(self._function(run, input))
         except KeyLost:
             self._lost(mine)

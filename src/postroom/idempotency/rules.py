@@ -51,6 +51,8 @@ KEPT_HEADERS = frozenset(
 )
 # A later try of the same request may be answered differently, so these are not said from memory.
 _PASSING = frozenset((401, 403, 407, 408, 409, 421, 423, 424, 425, 426, 428, 429, 431, 499))
+# The request itself is to be sent elsewhere, with the same key.
+_ELSEWHERE = frozenset((301, 302, 307, 308))
 _QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _BARE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _ESCAPE = re.compile(r'\\(["\\])')
@@ -202,7 +204,7 @@ def judge(record: Record, name: Name, fingerprint: str, owner: str) -> Verdict:
     left = record.lease_left_us
     if record.status == "pending" and left is None:
         # A transaction that was to hold everything was committed without its answer.
-        return Doubtful(record.epoch)
+        return Doubtful(record.epoch, lost=True)
     if record.status == "pending" and record.mode == "external" and left is not None and left <= 0:
         return Doubtful(record.epoch, lost=True)
     return Running(max(0.0, (left or 0) / 1e6))
@@ -221,6 +223,8 @@ def answer_of(record: Record) -> Answer:
 
 def storable(status: int) -> bool:
     """Whether an answer of this status is the answer to the same request for ever."""
+    if status in _ELSEWHERE:
+        return False
     return 200 <= status < 400 or (400 <= status < 500 and status not in _PASSING)
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "orphans",
     "patiently",
     "settle",
+    "sweep",
 ]
 
 ROOM = __package__ or "postroom.idempotency"
@@ -186,6 +187,17 @@ def adopt(name: Name, epoch: int, *, lease_seconds: float) -> Flow[tuple[Claim, 
     rows = yield Statement(ROOM, "look", name._asdict())
     record = Record._make(rows[0])
     return Claim(name, owner, record.epoch), record
+
+
+def sweep(rows: int) -> Flow[list[Name]]:
+    """Call what its owner has left indeterminate, whether or not its client comes back."""
+    found = yield Statement(ROOM, "lost", {"rows": rows})
+    names = []
+    for scope, operation, key, epoch in found:
+        name = Name(scope, operation, key)
+        if (yield Statement(ROOM, "lose", {**name._asdict(), "epoch": int(epoch)})):
+            names.append(name)
+    return names
 
 
 def _patience(wait: float | str) -> dict[str, Value]:

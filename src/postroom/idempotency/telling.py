@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from postroom import signals
 from postroom.errors import PostroomError
 from postroom.idempotency import problems
-from postroom.idempotency.exchange import Asked, drive, drive_async, giving_up
+from postroom.idempotency.exchange import Asked, Steps, drive, drive_async, giving_up
 from postroom.idempotency.rules import Answer, Mine, Replay, Verdict
 
 if TYPE_CHECKING:
     from postroom.idempotency.engines import Engines
 
 __all__ = ["give_up", "give_up_async", "refused", "tell_replay", "tell_unprotected", "why_of"]
+
+# MariaDB says which value was there already.
+_DUPLICATE = re.compile(r"Duplicate entry '.*'(?= for key)")
 
 
 def refused(asked: Asked, error: Exception) -> Answer:
@@ -30,7 +34,7 @@ def tell_unprotected(asked: Asked, error: BaseException | str) -> None:
 def give_up(asked: Asked, mine: Mine, error: BaseException, engines: Engines) -> None:
     """The work ended with an error, which the caller raises: this adds none of its own."""
     try:
-        drive(giving_up(asked, mine, type(error).__name__), engines)
+        drive(_given_up(asked, mine, error), engines)
     except PostroomError as trouble:  # its lease will end by itself
         tell_unprotected(asked, trouble)
 
@@ -38,9 +42,14 @@ def give_up(asked: Asked, mine: Mine, error: BaseException, engines: Engines) ->
 async def give_up_async(asked: Asked, mine: Mine, error: BaseException, engines: Engines) -> None:
     """The same in an event loop."""
     try:
-        await drive_async(giving_up(asked, mine, type(error).__name__), engines)
+        await drive_async(_given_up(asked, mine, error), engines)
     except PostroomError as trouble:
         tell_unprotected(asked, trouble)
+
+
+def _given_up(asked: Asked, mine: Mine, error: BaseException) -> Steps[bool]:
+    broken_off = not isinstance(error, Exception)
+    return giving_up(asked, mine, type(error).__name__, broken_off=broken_off)
 
 
 def tell_replay(asked: Asked, verdict: Verdict) -> None:
@@ -51,8 +60,11 @@ def tell_replay(asked: Asked, verdict: Verdict) -> None:
 
 
 def why_of(error: BaseException | str) -> str:
-    """In one line, and without the values of a statement that failed."""
+    """In one line, and without the values of a statement that failed. What the text of other errors
+    holds nobody knows, so their class must do."""
     if isinstance(error, PostroomError | str):
         return str(error)
-    inner = str(getattr(error, "orig", None) or error).partition("\n")[0]
-    return f"{type(error).__name__}: {signals.redact(inner)}"
+    if (inner := getattr(error, "orig", None)) is None:
+        return type(error).__name__
+    line = _DUPLICATE.sub("Duplicate entry …", str(inner).partition("\n")[0])
+    return f"{type(error).__name__}: {signals.redact(line)}"

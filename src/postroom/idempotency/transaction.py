@@ -8,14 +8,14 @@ more undoes what the route did; if it is one to keep, it is written down by itse
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
 
 from postroom import failpoints, signals
 from postroom.databases.caller import carry_out
 from postroom.databases.sqlalchemy import SQLAlchemyLink
-from postroom.databases.trouble import is_conflict
+from postroom.databases.trouble import is_conflict, waited_too_long
 from postroom.errors import WrongCall
 from postroom.flow import Flow, run
 from postroom.idempotency import store
@@ -29,10 +29,12 @@ __all__ = ["KeyedTransaction", "guard"]
 
 TRIES = 5
 _WHAT = "record of this request"
-_KEYED, _MAY_COMMIT = "postroom_keyed", "postroom_key_may_commit"
 # Engines that refuse a commit we have not made. Listening anew for each connection costs more than
 # a statement.
 _guarded: WeakSet[Engine] = WeakSet()
+# Whose transaction a connection carries. By SQLAlchemy's object, which ends with its request: what
+# is written on the driver's connection would go back to the pool with it.
+_carried: WeakKeyDictionary[Connection, KeyedTransaction] = WeakKeyDictionary()
 
 
 def guard(engine: Engine) -> None:
@@ -49,11 +51,12 @@ class KeyedTransaction:
         self.connection = connection
         self.asked = asked
         self.mine: Mine | None = None
+        self.may_commit = False
         self._root: Any = None
 
     def begin(self) -> Verdict | None:
         """Begin, and claim. None: the request has no key. Only `Mine` leaves it open."""
-        self.connection.info[_KEYED] = True
+        _carried[self.connection] = self
         for attempt in range(1, TRIES + 1):
             self._root = self.connection.begin()
             if self.asked is None:
@@ -64,9 +67,11 @@ class KeyedTransaction:
                 verdict = carry_out(self.connection, flow, what=_WHAT, instead="turn")
             except Exception as error:
                 self.roll_back()
+                if waited_too_long(error):
+                    return Running(1.0)
                 if not is_conflict(error):
                     raise
-                if self.asked.policy.wait_seconds is not None or attempt == TRIES:
+                if attempt == TRIES:
                     return Running(1.0)
                 continue
             if isinstance(verdict, Mine):
@@ -83,15 +88,12 @@ class KeyedTransaction:
         )
         return store.patiently(claiming, policy.wait_seconds)
 
-    def settle(
-        self, session: Session | None, answer: Answer, *, kept: bool = True
-    ) -> Answer | None:
-        """End it with its answer. None: committed or undone, as it should be; else another request
-        with the same key came first, and this was its answer."""
+    def settle(self, session: Session | None, answer: Answer) -> None:
+        """Commit it with its answer, or undo it; `keep_refusal` comes after this."""
         try:
             if answer.status >= 400:
                 self.roll_back()
-                return self._keep_refusal(answer) if kept else None
+                return
             if session is not None:
                 session.commit()  # whatever is queued is written; the transaction goes on
             if self._root is None or not self._root.is_active:
@@ -106,7 +108,7 @@ class KeyedTransaction:
         except BaseException:
             self.roll_back()
             raise
-        return None
+        self._tell_executed(answer)
 
     def _finish(self, answer: Answer) -> None:
         if self.asked is None or self.mine is None:
@@ -116,32 +118,41 @@ class KeyedTransaction:
         flow = store.finish(self.mine.claim, kept, keep_seconds=policy.keep_seconds)
         if not run(flow, SQLAlchemyLink(self.connection)):
             raise WrongCall("the record of this request is gone from its own transaction")
+
+    def _tell_executed(self, answer: Answer) -> None:
+        if self.asked is None or self.mine is None:
+            return
         signals.emit(
             "key.executed",
             operation=self.asked.name.operation,
-            mode=policy.mode,
+            mode=self.asked.policy.mode,
             status=answer.status,
             attempts=self.mine.attempts,
         )
 
-    def _keep_refusal(self, answer: Answer) -> Answer | None:
+    def keep_refusal(self, answer: Answer) -> Answer | None:
+        """Write a refusal down by itself, if it is one to keep. None: it stands, or could not be
+        kept and may be given again; else another request came first, and this was its answer."""
         if self.asked is None or not storable(answer.status):
             return None
-        verdict = self.begin()
-        if isinstance(verdict, Mine):
-            self._finish(answer)
-            self.commit()
-        elif isinstance(verdict, Replay):
-            return verdict.answer
-        return None
+        try:
+            verdict = self.begin()
+            if isinstance(verdict, Mine):
+                self._finish(answer)
+                self.commit()
+                self._tell_executed(answer)
+        except Exception:  # nothing was done, and its client shall have its answer
+            self.roll_back()
+            return None
+        return verdict.answer if isinstance(verdict, Replay) else None
 
     def commit(self) -> None:
         """The one commit there is."""
-        self.connection.info[_MAY_COMMIT] = True
+        self.may_commit = True
         try:
             self._root.commit()
         finally:
-            self.connection.info.pop(_MAY_COMMIT, None)
+            self.may_commit = False
 
     def roll_back(self) -> None:
         """Undo all of it, in whatever state it is."""
@@ -151,11 +162,12 @@ class KeyedTransaction:
     def end(self) -> None:
         """Undo what was not committed; the connection may go back to its pool."""
         self.roll_back()
-        self.connection.info.pop(_KEYED, None)
+        _carried.pop(self.connection, None)
 
 
 def _refuse_commit(connection: Connection) -> None:
-    if connection.info.get(_KEYED) and not connection.info.get(_MAY_COMMIT):
+    carried = _carried.get(connection)
+    if carried is not None and not carried.may_commit:
         # SQLAlchemy takes the transaction for ended now, whatever its commit says; so it is.
         connection.connection.rollback()
         raise WrongCall(

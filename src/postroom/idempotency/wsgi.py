@@ -57,13 +57,13 @@ class IdempotencyMiddleware:
         operation, policy = found
         if needs_body(policy, seen):
             body = _read(environ, policy.most_request_bytes)
-            if body is None:
-                return _say(problems.too_large(policy.most_request_bytes), start_response)
+            if isinstance(body, Answer):
+                return _say(body, start_response)
             environ["wsgi.input"] = io.BytesIO(body)
             environ["CONTENT_LENGTH"] = str(len(body))
             seen = Seen(seen.method, seen.path, seen.query, seen.headers, body)
         who = self.keys.scope(environ)
-        asked = None if who is None else asked_of(seen, operation, policy, who)
+        asked = asked_of(seen, operation, policy, who)
         if isinstance(asked, Answer):
             return _say(asked, start_response)
         if policy.mode != "external":
@@ -196,15 +196,18 @@ def _seen(environ: Environ) -> Seen:
     return Seen(environ["REQUEST_METHOD"], path or "/", query, headers)
 
 
-def _read(environ: Environ, limit: int) -> bytes | None:
-    """The body; None if it is too large."""
+def _read(environ: Environ, limit: int) -> bytes | Answer:
+    """The whole body, or what is wrong with it: half of one is nobody's request."""
     text = environ.get("CONTENT_LENGTH") or ""
     if text.isdecimal():
-        return None if int(text) > limit else environ["wsgi.input"].read(int(text))
+        if int(text) > limit:
+            return problems.too_large(limit)
+        whole: bytes = environ["wsgi.input"].read(int(text))
+        return whole if len(whole) == int(text) else problems.incomplete()
     if not environ.get("wsgi.input_terminated"):
         return b""
     body: bytes = environ["wsgi.input"].read(limit + 1)
-    return None if len(body) > limit else body
+    return problems.too_large(limit) if len(body) > limit else body
 
 
 def _say(answer: Answer, start: Start) -> Iterable[bytes]:

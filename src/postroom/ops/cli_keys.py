@@ -140,7 +140,7 @@ def prune_keys(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget answers that have expired. What is pending or in doubt is never forgotten."""
+    """Forget answers that have expired; never what is pending, half done or in doubt."""
     from postroom.ops.cli_house import prune
 
     prune(

@@ -285,7 +285,7 @@ SELECT ROW_COUNT();
 -- name: prune_keys
 DELETE FROM postroom_idempotency_key
  WHERE expires_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
-   AND status IN ('completed', 'failed')
+   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
  ORDER BY expires_at LIMIT :rows;
 SELECT ROW_COUNT();
 

@@ -435,14 +435,15 @@ RETURNING 1)
 SELECT count(*) FROM gone
 
 -- name: prune_keys
--- What was answered and has expired. Never what is pending or in doubt.
+-- What was answered and has expired. Never what is pending, in doubt, or half done.
 WITH gone AS (
 DELETE FROM postroom.idempotency_key WHERE (scope, operation, key) IN (
     SELECT scope, operation, key FROM postroom.idempotency_key
      WHERE expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
-       AND status IN ('completed', 'failed')
+       AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
      ORDER BY expires_at LIMIT CAST(:rows AS bigint))
-   AND status IN ('completed', 'failed')
+   AND expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
 RETURNING 1)
 SELECT count(*) FROM gone
 

@@ -279,7 +279,8 @@ SELECT changes();
 -- name: prune_keys
 DELETE FROM postroom_idempotency_key WHERE (scope, operation, key) IN (
     SELECT scope, operation, key FROM postroom_idempotency_key
-     WHERE expires_at < NOW_US - :keep_seconds * 1000000 AND status IN ('completed', 'failed')
+     WHERE expires_at < NOW_US - :keep_seconds * 1000000
+       AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
      ORDER BY expires_at LIMIT :rows);
 SELECT changes();
 

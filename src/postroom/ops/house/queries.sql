@@ -227,7 +227,7 @@ SELECT count(*) FROM (SELECT 1 FROM postroom.inbox
 -- name: old_keys
 SELECT count(*) FROM (SELECT 1 FROM postroom.idempotency_key
  WHERE expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
-   AND status IN ('completed', 'failed')
+   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
  LIMIT CAST(:most AS bigint)) a
 
 -- name: old_jobs

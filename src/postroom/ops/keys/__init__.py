@@ -15,8 +15,11 @@ from postroom.ops.desk import checked_reason, desk, operator, readable
 
 __all__ = ["ROOM", "STATUSES", "keys_list", "keys_resolve", "keys_show"]
 
+KEYS = store.ROOM
 ROOM = __package__ or "postroom.ops.keys"
 STATUSES = ("pending", "completed", "failed", "indeterminate")
+SWEPT_ROWS = 1000
+SCOPES = 1000  # that may have the same key
 _COLUMNS = (
     *("scope", "operation", "key", "status", "mode", "attempts", "epoch", "recovery_point"),
     *("response_status", "error", "created_at", "lease_left_seconds", "expires_in_seconds"),
@@ -29,15 +32,19 @@ async def keys_list(
     status: str | None = None,
     operation: str | None = None,
     scope: str | None = None,
-    key: str | None = None,
     rows: int = 100,
 ) -> list[dict[str, Any]]:
     """Keys, the longest kept first."""
     if status is not None and status not in STATUSES:
         raise ConfigurationError(f"{status!r} is no status: choose of {', '.join(STATUSES)}.")
-    wanted = {"status": status, "operation": operation, "scope": scope, "key": key, "rows": rows}
+    name, wanted = "keys_list", {"status": status, "operation": operation, "scope": scope}
+    if status in ("failed", "indeterminate"):
+        name = "keys_troubled"
     async with desk(url) as link:
-        found = await link.query(ROOM, "keys_list", **wanted)
+        await link.transact(
+            store.sweep(SWEPT_ROWS)
+        )  # what is lost is in doubt, though nobody asked
+        found = await link.query(ROOM, name, **wanted, rows=rows)
     return [_told(row) for row in found]
 
 
@@ -73,6 +80,12 @@ async def keys_resolve(
     again. What was decided, by whom and why stands in the audit."""
     checked_reason(why)
     told = await _one(url, operation, key, scope)
+    if told["status"] == "pending":
+        # Sees what no sweep has found yet: a transaction that was committed without its answer.
+        left = {"scope": told["scope"], "operation": operation, "key": key, "epoch": told["epoch"]}
+        async with desk(url) as link:
+            await link.query(KEYS, "lose", **left)
+        told = await _one(url, operation, key, told["scope"])
     if told["status"] != "indeterminate":
         raise Refused(
             f"{operation} with key {key!r} is {told['status']}: only what is indeterminate is "
@@ -101,12 +114,14 @@ async def keys_resolve(
 
 
 async def _one(url: str, operation: str, key: str, scope: str | None) -> dict[str, Any]:
-    found = await keys_list(url, operation=operation, key=key, scope=scope, rows=20)
+    async with desk(url) as link:
+        rows = await link.query(ROOM, "keys_named", operation=operation, key=key, rows=SCOPES)
+    found = [told for told in map(_told, rows) if scope in (None, told["scope"])]
     if not found:
         whose = "" if scope is None else f" of {scope}"
         raise Refused(f"{operation} knows no key {key!r}{whose}: it never came, or was pruned.")
     if len(found) > 1:
-        scopes = ", ".join(sorted(each["scope"] for each in found))
+        scopes = ", ".join(each["scope"] for each in found[:20])
         raise ConfigurationError(f"the key {key!r} belongs to several: say --scope ({scopes}).")
     return found[0]
 

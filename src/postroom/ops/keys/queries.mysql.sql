@@ -9,8 +9,27 @@ SELECT scope, operation, `key`, status, mode, attempts, epoch, recovery_point, r
  WHERE (:status IS NULL OR status = :status)
    AND (:operation IS NULL OR operation = :operation)
    AND (:scope IS NULL OR scope = :scope)
-   AND (:key IS NULL OR `key` = :key)
  ORDER BY expires_at DESC LIMIT :rows
+
+-- name: keys_named
+SELECT scope, operation, `key`, status, mode, attempts, epoch, recovery_point, response_status, error,
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),
+       TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), locked_until) DIV 1000,
+       TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) DIV 1000
+  FROM postroom_idempotency_key
+ WHERE operation = :operation AND `key` = :key
+ ORDER BY scope LIMIT :rows
+
+-- name: keys_troubled
+SELECT scope, operation, `key`, status, mode, attempts, epoch, recovery_point, response_status, error,
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),
+       TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), locked_until) DIV 1000,
+       TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) DIV 1000
+  FROM postroom_idempotency_key
+ WHERE error IS NOT NULL AND status = :status
+   AND (:operation IS NULL OR operation = :operation)
+   AND (:scope IS NULL OR scope = :scope)
+ ORDER BY created_at DESC LIMIT :rows
 
 -- name: keys_answer
 SELECT response_headers, response_body, body_absent FROM postroom_idempotency_key
@@ -29,4 +48,8 @@ SELECT COUNT(IF(status = 'indeterminate', 1, NULL)),
         UNION ALL
         (SELECT status, created_at, locked_until FROM postroom_idempotency_key
           WHERE locked_until < UTC_TIMESTAMP(6) - INTERVAL :age_s SECOND
-            AND mode = 'resume' AND status IN ('pending', 'failed') LIMIT :most)) k
+            AND mode = 'resume' AND status IN ('pending', 'failed') LIMIT :most)
+        UNION ALL
+        (SELECT 'indeterminate', created_at, locked_until FROM postroom_idempotency_key
+          WHERE locked_until < UTC_TIMESTAMP(6) - INTERVAL :age_s SECOND
+            AND mode = 'external' AND status = 'pending' LIMIT :most)) k

@@ -9,8 +9,27 @@ SELECT scope, operation, key, status, mode, attempts, epoch, recovery_point, res
  WHERE (:status IS NULL OR status = :status)
    AND (:operation IS NULL OR operation = :operation)
    AND (:scope IS NULL OR scope = :scope)
-   AND (:key IS NULL OR key = :key)
  ORDER BY expires_at DESC LIMIT :rows
+
+-- name: keys_named
+SELECT scope, operation, key, status, mode, attempts, epoch, recovery_point, response_status, error,
+       created_at,
+       (locked_until - NOW_US) / 1000,
+       (expires_at - NOW_US) / 1000
+  FROM postroom_idempotency_key
+ WHERE operation = :operation AND key = :key
+ ORDER BY scope LIMIT :rows
+
+-- name: keys_troubled
+SELECT scope, operation, key, status, mode, attempts, epoch, recovery_point, response_status, error,
+       created_at,
+       (locked_until - NOW_US) / 1000,
+       (expires_at - NOW_US) / 1000
+  FROM postroom_idempotency_key
+ WHERE error IS NOT NULL AND status = :status
+   AND (:operation IS NULL OR operation = :operation)
+   AND (:scope IS NULL OR scope = :scope)
+ ORDER BY created_at DESC LIMIT :rows
 
 -- name: keys_answer
 SELECT response_headers, response_body, body_absent FROM postroom_idempotency_key
@@ -28,4 +47,8 @@ SELECT COUNT(CASE WHEN status = 'indeterminate' THEN 1 END),
         UNION ALL
         SELECT * FROM (SELECT status, created_at, locked_until FROM postroom_idempotency_key
                         WHERE locked_until < NOW_US - :age_s * 1000000
-                          AND mode = 'resume' AND status IN ('pending', 'failed') LIMIT :most)) k
+                          AND mode = 'resume' AND status IN ('pending', 'failed') LIMIT :most)
+        UNION ALL
+        SELECT * FROM (SELECT 'indeterminate', created_at, locked_until FROM postroom_idempotency_key
+          WHERE locked_until < NOW_US - :age_s * 1000000
+            AND mode = 'external' AND status = 'pending' LIMIT :most)) k

@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS postroom_idempotency_key (
     response_body    LONGBLOB,
     body_absent      VARCHAR(20),
     error            LONGTEXT,
-    PRIMARY KEY (scope, operation, `key`),
+    PRIMARY KEY (operation, `key`, scope),
     KEY idempotency_key_expiry (expires_at),
     KEY idempotency_key_lease (locked_until),
     KEY idempotency_key_trouble (error(8))

@@ -50,7 +50,8 @@ GRANT SELECT, DELETE ON postroom_inbox TO {relay};
 GRANT SELECT, DELETE ON postroom_job TO {relay};
 GRANT SELECT, DELETE ON postroom_job_item TO {relay};
 GRANT SELECT, DELETE ON postroom_key_lock TO {relay};
-GRANT SELECT (scope, operation, `key`, status, expires_at), DELETE
+GRANT SELECT (scope, operation, `key`, status, mode, epoch, locked_until, expires_at),
+    UPDATE (status, locked_until, error), DELETE
     ON postroom_idempotency_key TO {relay};
 GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom_lane TO {relay};
 GRANT INSERT, UPDATE ON postroom_meta TO {relay};

@@ -27,7 +27,7 @@ CREATE TABLE postroom.idempotency_key (
     response_body    bytea,
     body_absent      text,
     error            text,
-    PRIMARY KEY (scope, operation, key)
+    PRIMARY KEY (operation, key, scope)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 CREATE INDEX idempotency_key_expiry ON postroom.idempotency_key (expires_at);
 CREATE INDEX idempotency_key_lease ON postroom.idempotency_key (locked_until)

@@ -26,7 +26,7 @@ CREATE TABLE postroom_idempotency_key (
     response_body    BLOB,
     body_absent      TEXT,
     error            TEXT,
-    PRIMARY KEY (scope, operation, key)
+    PRIMARY KEY (operation, key, scope)
 );
 CREATE INDEX postroom_idempotency_key_expiry ON postroom_idempotency_key (expires_at);
 CREATE INDEX postroom_idempotency_key_lease ON postroom_idempotency_key (locked_until)
