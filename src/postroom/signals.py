@@ -43,6 +43,14 @@ SIGNALS: dict[str, tuple[int, str]] = {
     ),
     "message.expired": (logging.WARNING, "id, topic, key, lane, status, attempts, last_error_code"),
     "message.suspect": (logging.WARNING, "id, lane, position, deaths"),
+    "request.accepted": (
+        logging.INFO,
+        "id, idempotency_key, status, attempts, last_error_code, adapter",
+    ),
+    "request.settled": (
+        logging.INFO,
+        "id, idempotency_key, status, attempts, last_error_code, adapter",
+    ),
     "destination.down": (logging.ERROR, "destination, error_code, error, retry_in_seconds"),
     "destination.up": (logging.INFO, "destination"),
     "destination.unclosed": (logging.WARNING, "error"),

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from helpers_messages import make_message, make_messages
 from postroom import signals
-from postroom.brokers.base import DELIVERED, Outcome, Permanent, Transient, Unknown
+from postroom.brokers.base import (
+    DELIVERED,
+    Delivered,
+    Outcome,
+    Permanent,
+    Transient,
+    Unknown,
+)
 from postroom.config import Routes
 from postroom.dead_letters.rules import HISTORY_ENTRIES
 from postroom.errors import ConfigurationError
@@ -26,6 +33,7 @@ from postroom.outbox.rules import (
     Down,
     Hold,
     Leftover,
+    Settled,
     Verdict,
     add_history,
     fair_share,
@@ -219,8 +227,9 @@ TWO = RetryPolicy((5.0,), attempts=2)
         (Transient("busy", "no", retry_after_seconds=7), 0, Hold(7, "busy", "no")),
         (Transient("busy", "no", retry_after_seconds=7), 1, Bury("busy", "no")),
         (Permanent("bad", "never"), 0, Bury("bad", "never")),
-        (Unknown("lost", "silence"), 0, Hold(5, "lost", "silence")),
-        (Unknown("lost", "silence"), 1, Bury("lost", "outcome unknown: silence")),
+        (Unknown("lost", "silence"), 0, Hold(5, "lost", "silence", doubt=True)),
+        (Unknown("lost", "silence"), 1, Bury("lost", "outcome unknown: silence", doubt=True)),
+        (Delivered("order 7"), 0, Settled("order 7")),
         (Transient("off", "no", down="broker"), 1, Down("broker", "off", "no")),
         (Transient("off", "no", down="topic"), 99, Down("topic", "off", "no")),
         (Unknown("off", "no", down="broker"), 99, Down("broker", "off", "no")),

@@ -33,7 +33,9 @@ Scope: TypeAlias = Literal["broker", "topic"]
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The broker said yes."""
+    """The broker said yes. `answer` is what else it said, kept for requests of the ledger."""
+
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

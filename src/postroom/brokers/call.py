@@ -9,7 +9,8 @@ your function …            the message is …
 =========================  ==========================================================
 returns None or True       delivered
 returns a str              refused for ever; the str is the reason's code
-returns an Outcome         what the outcome says
+returns an Outcome         what the outcome says; `Delivered("…")` has an answer,
+                           which is kept if the message is a request of the ledger
 raises TimeoutError        of unknown fate: it may have arrived
 takes too long             of unknown fate (`send_timeout_seconds`)
 raises anything else       sent again later; the code is the name of the exception
@@ -21,7 +22,10 @@ while. An async call that takes too long is cancelled. One that hangs in a threa
 it keeps its slot until it returns, and no other message starts there.
 
 If the function has an attribute `lookup`, or its module a function of that name, it is asked about
-messages of unknown fate: True means arrived, False not arrived, None still unknown.
+messages of unknown fate: True means arrived, False not arrived, None still unknown; an Outcome may
+say more. It is asked at once and, should that have brought no yes or no, before each next try; so
+is it about what another relay was sending when it died, and after any exception of the function but
+ConnectionRefusedError, since it may have come too late.
 """
 
 from __future__ import annotations
@@ -61,6 +65,8 @@ class _Raised:
 
 class CallBroker:
     """Calls `function` for each message."""
+
+    can_be_asked = False
 
     def __init__(self, function: Function, options: BrokerOptions | None = None) -> None:
         self._function = function
@@ -151,6 +157,8 @@ class CallBroker:
 class LookUpCallBroker(CallBroker):
     """A `CallBroker` whose other system can be asked whether a message arrived."""
 
+    can_be_asked = True
+
     def __init__(
         self, function: Function, lookup: Function, options: BrokerOptions | None = None
     ) -> None:
@@ -217,6 +225,8 @@ def _outcome(answer: object, broker: CallBroker) -> Outcome:
         return Transient("bad_return", text)
     if isinstance(answer.error, TimeoutError):
         return Unknown("timeout", describe(answer.error))
+    if broker.can_be_asked and not isinstance(answer.error, ConnectionRefusedError):
+        return Unknown(type(answer.error).__name__, describe(answer.error))
     return Transient(type(answer.error).__name__, describe(answer.error))
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from postroom import failpoints, signals
 from postroom.messages import Message
+from postroom.outbox import noting
 from postroom.outbox.rules import (
     DEATHS_ALONE,
     SETTLED,
@@ -33,6 +34,7 @@ from postroom.outbox.rules import (
     Unsent,
     Verdict,
     add_history,
+    in_doubt,
     segments,
     waves,
 )
@@ -228,6 +230,8 @@ class _Batch:
         self._dirty = False
         self._by_order: dict[tuple[str, str], list[Message]] = {}
         self._suspects = False
+        self._suspect = False  # whether a relay died while it was sending this very segment
+        self._answers: dict[int, str] = {}
         self._flushed_at = time.monotonic()
 
     def _new_change(self) -> Change:
@@ -287,6 +291,7 @@ class _Batch:
                 self._left += messages
                 return
             batch = await self.lane.journal(messages, segment.alone)
+            self._suspect = segment.chunk > 0
             whole = self.desk.sender.is_ordered(messages)
             limit = self.desk.sender.max_batch(messages) or len(messages)
             for wave in [messages] if whole else waves(messages):
@@ -303,7 +308,10 @@ class _Batch:
         if not wave:
             return
         verdicts = await self.desk.sender.send(
-            wave, epoch=self.lane.fence.epoch, may_send=self.lane.may_send
+            wave,
+            epoch=self.lane.fence.epoch,
+            may_send=self.lane.may_send,
+            suspect=self._suspect,
         )
         trouble = False
         if verdicts.count(SETTLED) == len(wave):
@@ -312,6 +320,8 @@ class _Batch:
             for message, answer in zip(wave, verdicts, strict=True):
                 if isinstance(answer, Settled):
                     self._change.delivered.append(message)
+                    if answer.answer is not None:
+                        self._answers[message.position] = answer.answer
                 elif message.order not in self._stopped:
                     self._set_aside(message, answer)
                     trouble = True
@@ -359,11 +369,11 @@ class _Batch:
 
     def _fail(self, message: Message, answer: Hold) -> None:
         attempts = message.attempts + 1
-        history = self._history(message, attempts, answer.code, answer.text)
+        history = self._history(message, attempts, answer.code, answer.text, answer.doubt)
         self._change.failures.append(
             Failure(message, attempts, history, answer.code, answer.text, answer.delay_seconds)
         )
-        self._dirty = True
+        self._trouble(message, attempts, answer.code, answer.text, answer.doubt, ends=False)
         self.desk.tally.held += 1
         signals.emit(
             "message.held",
@@ -380,11 +390,11 @@ class _Batch:
 
     def _bury(self, message: Message, answer: Bury, *, holds_key: bool) -> None:
         attempts = message.attempts + (1 if answer.spent else 0)
-        history = self._history(message, attempts, answer.code, answer.text)
+        history = self._history(message, attempts, answer.code, answer.text, answer.doubt)
         self._change.burials.append(
             Burial(message, attempts, history, answer.code, answer.text, holds_key)
         )
-        self._dirty = True
+        self._trouble(message, attempts, answer.code, answer.text, answer.doubt, ends=True)
         self.desk.tally.dead += 1
         signals.emit(
             "message.buried",
@@ -401,12 +411,12 @@ class _Batch:
         )
 
     def _expire(self, message: Message) -> None:
-        text = "it was not delivered before its expires_at"
-        history = self._history(message, message.attempts, "expired", text)
+        text, doubt = "it was not delivered before its expires_at", in_doubt(message.history)
+        history = self._history(message, message.attempts, "expired", text, doubt)
         self._change.burials.append(
             Burial(message, message.attempts, history, "expired", text, False, ended=True)
         )
-        self._dirty = True
+        self._trouble(message, message.attempts, "expired", text, doubt, ends=True)
         signals.emit(
             "message.expired",
             id=message.id,
@@ -422,11 +432,25 @@ class _Batch:
         if message.order in self._stopped:
             return
         text = f"the process died {DEATHS_ALONE} times while sending this message alone"
-        self._set_aside(message, Bury("suspected_killer", text, spent=False))
+        self._set_aside(message, Bury("suspected_killer", text, spent=False, doubt=True))
         self._change.acquitted.append(message.position)
         await self._flush()
 
-    def _history(self, message: Message, attempt: int, code: str, text: str) -> str:
+    def _trouble(
+        self, message: Message, attempts: int, code: str, text: str, doubt: bool, *, ends: bool
+    ) -> None:
+        self._dirty = True
+        self._change.notes |= noting.troubled(
+            message,
+            attempts=attempts,
+            adapter=self.desk.sender.adapter(message.topic),
+            code=code,
+            text=text,
+            doubt=doubt,
+            ends=ends,
+        )
+
+    def _history(self, message: Message, attempt: int, code: str, text: str, doubt: bool) -> str:
         return add_history(
             message.history,
             attempt=attempt,
@@ -434,16 +458,22 @@ class _Batch:
             code=code,
             text=text,
             worker=self.desk.owner,
+            doubt=doubt,
         )
 
     async def _flush(self) -> None:
         change = self._change
         if not (change.delivered or change.waiting or change.batches or self._dirty):
             return
-        self._change, self._dirty = self._new_change(), False
+        change.notes |= noting.delivered(change.delivered, self._answers, self.desk.sender.adapter)
+        self._change, self._dirty, self._answers = self._new_change(), False, {}
         self._flushed_at = time.monotonic()
         for piece in change.pieces(TROUBLES):
             await self.lane.settle(piece)
+        noting.tell(change.notes.values())
+        self.desk.sender.settled(change.delivered)
+        self.desk.sender.settled([failure.message for failure in change.failures])
+        self.desk.sender.settled([burial.message for burial in change.burials])
         self.delivered += change.delivered
         self.desk.tally.delivered += len(change.delivered)
         if change.delivered and signals.heard("message.delivered"):

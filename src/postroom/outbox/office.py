@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Office"]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 KIND = "relay"
 
 
@@ -353,7 +353,8 @@ class Office:
         if self._lanes:
             signals.emit("relay.unsettled", incarnation=self.owner, lanes=sorted(self._lanes))
         with contextlib.suppress(DatabaseLost):
-            await self._control.query(ROOM, "journal_clear_all", owner=self.owner)
+            if not self._lanes:  # else it tells the next owner what may have arrived
+                await self._control.query(ROOM, "journal_clear_all", owner=self.owner)
             await self._control.query(ROOM, "worker_gone", incarnation=self.owner)
 
     # ── keeping house ──────────────────────────────────────────────────────────────────────────
@@ -477,8 +478,7 @@ class Office:
             return
         if time.monotonic() - self._looked_at < self.settings.horizon_seconds:
             return
-        mark = self.horizon.mark()
-        rows = await self._reader.query(ROOM, "horizon")
+        mark, rows = self.horizon.mark(), await self._reader.query(ROOM, "horizon")
         self.horizon.look(mark, [transaction for (transaction,) in rows])
         self._looked_at = time.monotonic()
 

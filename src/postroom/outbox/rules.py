@@ -5,6 +5,9 @@ Delivered             Settled
 Transient, Unknown    Hold(delay), or Bury when the attempts are spent
 … with down=          Down: the destination's fault, no attempt is spent
 Permanent             Bury
+
+A message is in doubt while it may have arrived: after an Unknown, until it is answered or somebody
+who can be asked says no.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from postroom.dead_letters.rules import (
     CODE_CHARACTERS,
     ERROR_CHARACTERS,
     add_history,
+    in_doubt,
     storable,
 )
 from postroom.messages import LANES, Message
@@ -40,6 +44,7 @@ __all__ = [
     "add_history",
     "fair_share",
     "fence_number",
+    "in_doubt",
     "segments",
     "storable",
     "verdict",
@@ -55,7 +60,9 @@ CHUNKS = 32
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Delivered: it leaves the outbox."""
+    """Delivered: it leaves the outbox. `answer` is what the receiver said."""
+
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class Hold:
     delay_seconds: float
     code: str
     text: str
+    doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,7 @@ class Bury:
     code: str
     text: str
     spent: bool = True
+    doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +105,15 @@ UNSENT = Unsent()
 
 
 def verdict(
-    outcome: Outcome, message: Message, policy: RetryPolicy, random: Callable[[], float]
+    outcome: Outcome,
+    message: Message,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    doubt: bool = False,
 ) -> Verdict:
-    """What the outcome of a send means for its message."""
+    """What the outcome of a send means for its message; `doubt`: it may have arrived before."""
     if isinstance(outcome, Delivered):
-        return SETTLED
+        return SETTLED if outcome.answer is None else Settled(outcome.answer)
     # Redacted before it is cut: half a URL would not be known for one.
     text = storable(redact(outcome.text[: 4 * ERROR_CHARACTERS]))
     code = storable(outcome.code, CODE_CHARACTERS)
@@ -110,10 +123,10 @@ def verdict(
         return Down(outcome.down, code, text)
     wish = outcome.retry_after_seconds if isinstance(outcome, Transient) else None
     delay = policy.delay_after(message.attempts + 1, retry_after_seconds=wish, random=random)
+    doubt = doubt or isinstance(outcome, Unknown)
     if delay is None:
-        unknown = isinstance(outcome, Unknown)
-        return Bury(code, f"{'outcome unknown: ' if unknown else ''}{text}")
-    return Hold(delay, code, text)
+        return Bury(code, f"{'outcome unknown: ' if doubt else ''}{text}", doubt=doubt)
+    return Hold(delay, code, text, doubt)
 
 
 # ── Order ──────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,8 @@
 """From a wave of messages to a verdict for each: routes, brokers, breakers, timeouts, look-ups.
 
 Nothing here touches the database. A broker that raises or does not answer in time has told us
-nothing, so its messages are of unknown outcome and go out again with the same id.
+nothing, so its messages are of unknown outcome and go out again with the same id. A broker that can
+be asked what became of a message is asked before it goes out again.
 """
 
 from __future__ import annotations
@@ -20,13 +21,24 @@ from postroom.brokers.base import (
     Broker,
     BrokerOptions,
     CanLookUp,
+    Delivered,
     Outcome,
     Permanent,
     Unknown,
 )
 from postroom.config import Routes
 from postroom.messages import Message
-from postroom.outbox.rules import SETTLED, UNSENT, Breaker, Down, Settled, Verdict, verdict
+from postroom.outbox.doubts import Doubts
+from postroom.outbox.rules import (
+    SETTLED,
+    UNSENT,
+    Breaker,
+    Down,
+    Settled,
+    Verdict,
+    in_doubt,
+    verdict,
+)
 from postroom.retry import RetryPolicy
 from postroom.signals import redact
 
@@ -60,6 +72,8 @@ class Sender:
         self._answered_at: dict[str, float] = {}
         # Found out once: to ask a protocol takes longer than a message.
         self._can_look_up = {url for url in brokers if isinstance(brokers[url], CanLookUp)}
+        self._doubts = Doubts(self._timeout)
+        self.settled = self._doubts.settled
         self.unreachable: dict[str, str] = {}
 
     # ── destinations ───────────────────────────────────────────────────────────────────────────
@@ -135,16 +149,22 @@ class Sender:
     # ── sending ────────────────────────────────────────────────────────────────────────────────
 
     async def send(
-        self, wave: Sequence[Message], *, epoch: int, may_send: Callable[[], Awaitable[bool]]
+        self,
+        wave: Sequence[Message],
+        *,
+        epoch: int,
+        may_send: Callable[[], Awaitable[bool]],
+        suspect: bool = False,
     ) -> list[Verdict]:
         """One verdict for each message, in order.
 
         `may_send` is asked before every call of a broker; once it says no, the rest stays unsent.
+        `suspect`: a relay died while it was sending these, so they may have arrived.
         """
         urls = self._urls_of(wave)
         if len(urls) == 1:
             (url,) = urls
-            return await self._send_to(url, wave, epoch, may_send)
+            return await self._send_to(url, wave, epoch, may_send, suspect)
         groups: dict[str | None, list[int]] = {}
         for index, message in enumerate(wave):
             groups.setdefault(self._url(message.topic), []).append(index)
@@ -152,7 +172,7 @@ class Sender:
 
         async def serve(url: str | None, indexes: list[int]) -> None:
             messages = [wave[index] for index in indexes]
-            answers = await self._send_to(url, messages, epoch, may_send)
+            answers = await self._send_to(url, messages, epoch, may_send, suspect)
             for index, answer in zip(indexes, answers, strict=True):
                 verdicts[index] = answer
 
@@ -165,6 +185,7 @@ class Sender:
         messages: Sequence[Message],
         epoch: int,
         may_send: Callable[[], Awaitable[bool]],
+        suspect: bool,
     ) -> list[Verdict]:
         """Send to one broker, in parts while it ramps up; nothing passes what failed before it."""
         if url is None:
@@ -172,7 +193,7 @@ class Sender:
         if not self._breakers:
             if not await may_send():
                 return [UNSENT] * len(messages)
-            return await self._send_part(url, messages, epoch)
+            return await self._send_part(url, messages, epoch, may_send, suspect)
         verdicts: dict[int, Verdict] = {}
         stopped: set[tuple[str, str]] = set()
         waiting = list(range(len(messages)))
@@ -190,9 +211,8 @@ class Sender:
             waiting = ready[len(sent) :]
             if sent:
                 part = [messages[index] for index in sent]
-                for index, answer in zip(
-                    sent, await self._send_part(url, part, epoch), strict=True
-                ):
+                answers = await self._send_part(url, part, epoch, may_send, suspect)
+                for index, answer in zip(sent, answers, strict=True):
                     verdicts[index] = answer
                     if not isinstance(answer, Settled):
                         stopped.add(messages[index].order)
@@ -225,11 +245,34 @@ class Sender:
             ready.append(index)
         return ready
 
-    async def _send_part(self, url: str, part: Sequence[Message], epoch: int) -> list[Verdict]:
+    async def _send_part(
+        self,
+        url: str,
+        part: Sequence[Message],
+        epoch: int,
+        may_send: Callable[[], Awaitable[bool]],
+        suspect: bool,
+    ) -> list[Verdict]:
         if self._breakers:
             for topic in {message.topic for message in part}:
                 if (breaker := self._breakers.get(_topic(topic))) is not None:
                     breaker.admits(self._clock())
+        if url not in self._can_look_up:
+            return self._judge(url, part, await self._sent(url, part, epoch), suspect)
+        known = await self._doubts.ask_first(cast(CanLookUp, self._brokers[url]), part, suspect)
+        unsent = [message for message in part if message.position not in known]
+        if known and unsent and not await may_send():  # asking took its time
+            unsent = []
+        if unsent:
+            self._doubts.sending(unsent)
+            outcomes = await self._sent(url, unsent, epoch)
+            known |= {m.position: outcome for m, outcome in zip(unsent, outcomes, strict=True)}
+        answered = [message for message in part if message.position in known]
+        judged = self._judge(url, answered, [known[m.position] for m in answered])
+        verdicts = {m.position: each for m, each in zip(answered, judged, strict=True)}
+        return [verdicts.get(message.position, UNSENT) for message in part]
+
+    async def _sent(self, url: str, part: Sequence[Message], epoch: int) -> list[Outcome]:
         token = object()
         self._sends[token] = (url, self._clock())
         try:
@@ -238,7 +281,7 @@ class Sender:
             del self._sends[token]
         if signals.heard("message.attempted"):
             _tell_attempts(url, outcomes)
-        return self._judge(url, part, outcomes)
+        return outcomes
 
     async def _outcomes(self, url: str, messages: Sequence[Message], epoch: int) -> list[Outcome]:
         broker = self._brokers[url]
@@ -257,31 +300,29 @@ class Sender:
             text = redact(f"{type(error).__name__}: {error}")[:ERROR_CHARACTERS]
             outcomes = [Unknown(type(error).__name__, text)] * len(messages)
         if url in self._can_look_up:
-            asked = cast(CanLookUp, broker)
-            outcomes = [
-                await self._look_up(asked, message, outcome)
-                for message, outcome in zip(messages, outcomes, strict=True)
-            ]
+            return await self._doubts.resolved(cast(CanLookUp, broker), messages, outcomes)
         return outcomes
 
-    async def _look_up(self, broker: CanLookUp, message: Message, outcome: Outcome) -> Outcome:
-        if not isinstance(outcome, Unknown):
-            return outcome
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await broker.lookup(message)
-        except Exception as error:
-            text = redact(f"{outcome.text}; look-up failed: {error}")[:ERROR_CHARACTERS]
-            return Unknown(outcome.code, text, outcome.down)
-
     def _judge(
-        self, url: str, messages: Sequence[Message], outcomes: Sequence[Outcome]
+        self,
+        url: str,
+        messages: Sequence[Message],
+        outcomes: Sequence[Outcome],
+        suspect: bool = False,
     ) -> list[Verdict]:
         if not self._breakers and outcomes.count(DELIVERED) == len(outcomes):
             self._answered_at[url] = self._clock()
             return [SETTLED] * len(outcomes)
+        # Nobody to ask: what may have arrived once may have for good.
+        blind = url not in self._can_look_up
         verdicts = [
-            verdict(outcome, message, self._policy(message.topic), self._random)
+            verdict(
+                outcome,
+                message,
+                self._policy(message.topic),
+                self._random,
+                blind and (suspect or in_doubt(message.history)),
+            )
             for message, outcome in zip(messages, outcomes, strict=True)
         ]
         downs: dict[str, Down] = {}
@@ -390,10 +431,11 @@ def _tell_attempts(url: str, outcomes: Sequence[Outcome]) -> None:
     results = {"delivered": outcomes.count(DELIVERED), "transient": 0, "permanent": 0}
     results |= {"unknown": 0, "down": 0}
     if results["delivered"] < len(outcomes):
+        results["delivered"] = sum(isinstance(each, Delivered) for each in outcomes)
         for outcome in outcomes:
             if isinstance(outcome, Permanent):
                 results["permanent"] += 1
-            elif outcome != DELIVERED:
+            elif not isinstance(outcome, Delivered):
                 name = "unknown" if isinstance(outcome, Unknown) else "transient"
                 results["down" if getattr(outcome, "down", None) else name] += 1
     signals.emit(

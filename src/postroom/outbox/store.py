@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from postroom.databases.database import WorkerLink
 from postroom.flow import Flow, Row, Rows, Statement, Value
+from postroom.ledger import store as ledger
+from postroom.ledger.rules import Note
 from postroom.messages import Message
 from postroom.outbox.rules import Leftover, fence_number
 
@@ -94,12 +96,15 @@ class Change:
     later_seconds: float = 0.0
     acquitted: list[int] = field(default_factory=list)
     from_held: bool = False
+    notes: dict[str, Note] = field(default_factory=dict)  # for the ledger, by the message's id
 
     @property
     def plain(self) -> bool:
         """Whether everything was delivered straight from the outbox, at the first try."""
         troubled = self.failures or self.burials or self.waiting or self.later or self.acquitted
-        return not (troubled or self.from_held or any(m.redrives for m in self.delivered))
+        if troubled or self.from_held or self.notes:
+            return False
+        return not [m for m in self.delivered if m.redrives]
 
     def pieces(self, most: int) -> Iterator[Change]:
         """This change in parts that each fit one transaction, what failed before what waits for it.
@@ -113,10 +118,15 @@ class Change:
         troubles: list[Failure | Burial] = [*self.failures, *self.burials]
         for start in range(0, len(troubles), most):
             part = Change(self.fence, from_held=self.from_held)
-            part.failures = [t for t in troubles[start : start + most] if isinstance(t, Failure)]
-            part.burials = [t for t in troubles[start : start + most] if isinstance(t, Burial)]
+            some = troubles[start : start + most]
+            part.failures = [trouble for trouble in some if isinstance(trouble, Failure)]
+            part.burials = [trouble for trouble in some if isinstance(trouble, Burial)]
+            part.notes = self._notes_of([trouble.message for trouble in some])
             yield part
-        yield replace(self, failures=[], burials=[])
+        yield replace(self, failures=[], burials=[], notes=self._notes_of(self.delivered))
+
+    def _notes_of(self, messages: list[Message]) -> dict[str, Note]:
+        return {m.id: self.notes[m.id] for m in messages if m.id in self.notes}
 
 
 class Store:
@@ -322,6 +332,8 @@ class Store:
             heads = _heads(change.later)
             yield self._query("hold_later", delay_us=delay_us, **_places(heads))
         yield from self._arm(change)
+        if change.notes:
+            yield from ledger.write(change.notes.values())
         for position in change.acquitted:
             yield self._query("journal_acquit", lane=change.fence.lane, position=position)
         return missing
