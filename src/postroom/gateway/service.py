@@ -1,0 +1,334 @@
+"""The order gateway as an ASGI application: orders come in over HTTP and are accepted once each.
+
+    app = create_app("postgresql://localhost/app", "call:shop.exchange:send")
+
+`POST /do/order` enters an order in the ledger and its message in the outbox, in one commit, and
+answers 202; the same key and order again are answered with what became of it, another order under
+the same key with 409. The relay beside it sends orders through the adapter and writes down the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from postroom.errors import InvalidMessage, MissingDriver, PostroomError, Unreachable
+from postroom.gateway import orders
+from postroom.gateway.counter import Counter
+from postroom.gateway.openapi import PROBLEM, document
+from postroom.ledger.rules import Entry
+from postroom.outbox.relay import Relay
+from postroom.outbox.requests import Receipt, Request
+from postroom.worker import version
+
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from starlette.requests import Request as Call
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingDriver(
+        "The gateway needs Starlette and uvicorn: pip install 'postroom[gateway]'."
+    ) from error
+
+if TYPE_CHECKING:
+    from postroom.config import RelaySettings, Routes
+
+__all__ = ["SCOPE", "TOPIC", "create_app"]
+
+SCOPE = "orders"
+TOPIC = "orders.place"
+TYPE = "order.place.v1"
+MOST_WAIT_SECONDS = 30.0
+MOST_WAITING = 1000
+LOOK_FIRST_SECONDS = 0.01
+LOOK_MOST_SECONDS = 0.2
+
+
+class Problem(Exception):
+    """An answer that is not what was asked for."""
+
+    def __init__(self, status: int, kind: str, detail: str, *faults: orders.Fault) -> None:
+        super().__init__(detail)
+        self.status, self.kind, self.detail, self.faults = status, kind, detail, faults
+
+
+def create_app(
+    database: str,
+    adapter: str | Mapping[str, str] | Routes | None = None,
+    *,
+    tokens: Mapping[str, str] | None = None,
+    connections: int = 8,
+    settings: RelaySettings | None = None,
+    **relay: Any,
+) -> Starlette:
+    """The gateway on a database that has Postroom's tables.
+
+    `adapter` is where the relay sends orders, such as `call:module:function`; without one some
+    other process must run a relay. `tokens` maps names of clients to their secrets: each then sees
+    its own orders alone. What else is given goes to the `Relay`.
+    """
+    gateway = Gateway(Counter(database, connections=connections), tokens or {})
+    how = {"settings": settings, **relay}
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(gateway.counter.close)
+            await gateway.counter.open()
+            if adapter is not None:
+                app.state.relay = await stack.enter_async_context(Relay(database, adapter, **how))
+            yield
+
+    app = Starlette(
+        routes=[
+            Route("/do/order", gateway.place, methods=["POST"]),
+            Route("/do/order/{key:path}", gateway.look, methods=["GET"]),
+            Route("/openapi.json", gateway.describe, methods=["GET"]),
+            Route("/healthz", gateway.live, methods=["GET"]),
+            Route("/readyz", gateway.ready, methods=["GET"]),
+        ],
+        lifespan=lifespan,
+        exception_handlers={
+            Problem: _tell_problem,
+            HTTPException: _tell_http,
+            PostroomError: _tell_trouble,
+        },
+    )
+    app.state.gateway = gateway
+    return app
+
+
+class Gateway:
+    """What the routes do."""
+
+    def __init__(self, counter: Counter, tokens: Mapping[str, str]) -> None:
+        self.counter = counter
+        self._tokens = {name: _hashed(secret) for name, secret in tokens.items()}
+        self._waiting = 0
+
+    async def place(self, call: Call) -> Response:
+        """`POST /do/order`"""
+        scope = self._scope(call)
+        wait = _wait(call)
+        body = orders_body(await _read(call))
+        key = _key(call, body)
+        order, faults = orders.checked(body)
+        if faults:
+            names = ", ".join(dict.fromkeys(fault.field for fault in faults))
+            raise Problem(422, "invalid-order", f"wrong: {names}", *faults)
+        receipt = await self._accept(order, key, scope)
+        if receipt.conflict:
+            raise Problem(409, "key-reused", f"the key {key!r} belongs to another order")
+        entry = receipt.entry
+        if wait and not entry.finished:
+            entry = await self._finished(entry, wait)
+        headers = {"Location": f"/do/order/{quote(key, safe='')}"}
+        if not receipt.new:
+            headers["Idempotent-Replayed"] = "true"
+        over = not receipt.new or entry.finished
+        return JSONResponse(_shown(entry), status_code=200 if over else 202, headers=headers)
+
+    async def _accept(self, order: dict[str, Any], key: str, scope: str) -> Receipt:
+        try:
+            request = Request.of(order, key=key, scope=scope, type=TYPE, topic=TOPIC)
+        except InvalidMessage as error:
+            raise Problem(422, "invalid-order", str(error)) from None
+        return await self.counter.accept(request)
+
+    async def look(self, call: Call) -> Response:
+        """`GET /do/order/{key}`"""
+        scope = self._scope(call)
+        wait, key = _wait(call), call.path_params["key"]
+        entry = None
+        if orders.is_key(key):
+            entry = await self.counter.find(scope, key)
+        if entry is None:
+            raise Problem(404, "no-such-order", "there is no order under this key")
+        if wait and not entry.finished:
+            entry = await self._finished(entry, wait)
+        return JSONResponse(_shown(entry))
+
+    async def describe(self, call: Call) -> Response:
+        """`GET /openapi.json`"""
+        return JSONResponse(document(version(), secured=bool(self._tokens)))
+
+    async def live(self, call: Call) -> Response:
+        """`GET /healthz`: the loop runs."""
+        return JSONResponse({"ok": True})
+
+    async def ready(self, call: Call) -> Response:
+        """`GET /readyz`: the database answers, and the relay can work if there is one."""
+        await self.counter.open()
+        relay: Relay | None = getattr(call.app.state, "relay", None)
+        troubles = [*relay.health().unhealthy, *relay.health().unready] if relay else []
+        return JSONResponse({"ok": not troubles, "problems": troubles}, 503 if troubles else 200)
+
+    async def _finished(self, entry: Entry, seconds: float) -> Entry:
+        """The entry once it is finished, or as it stands after so long."""
+        if self._waiting >= MOST_WAITING:
+            return entry
+        until, pause = time.monotonic() + seconds, LOOK_FIRST_SECONDS
+        self._waiting += 1
+        try:
+            while not entry.finished and (left := until - time.monotonic()) > 0:
+                await asyncio.sleep(min(pause, left))
+                entry = await self.counter.find(entry.scope, entry.key) or entry
+                pause = min(pause * 1.5, LOOK_MOST_SECONDS)
+        finally:
+            self._waiting -= 1
+        return entry
+
+    def _scope(self, call: Call) -> str:
+        """Whose keys these are: a client never sees another's order."""
+        if not self._tokens:
+            return SCOPE
+        kind, _, token = call.headers.get("authorization", "").partition(" ")
+        given = _hashed(token.strip())
+        owners = [n for n, known in self._tokens.items() if hmac.compare_digest(known, given)]
+        if kind.lower() != "bearer" or not owners:
+            raise Problem(401, "unauthorized", "a bearer token is needed that somebody has")
+        return f"{SCOPE}:{owners[0]}"
+
+
+# ── What comes in ──────────────────────────────────────────────────────────────────────────────
+
+
+def orders_body(body: bytes) -> dict[str, Any]:
+    """The body's document, or a problem."""
+    try:
+        return orders.parse(body)
+    except orders.BadBody as error:
+        raise Problem(400, "bad-body", str(error)) from None
+
+
+async def _read(call: Call) -> bytes:
+    kind = call.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Problem(415, "not-json", "the body must be application/json")
+    body = bytearray()
+    try:
+        async for chunk in call.stream():
+            body += chunk
+            if len(body) > orders.BODY_BYTES:
+                raise Problem(413, "too-large", f"the limit is {orders.BODY_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise Problem(400, "bad-body", "the body ended early") from None
+    return bytes(body)
+
+
+def _key(call: Call, body: dict[str, Any]) -> str:
+    """The key, from the header or the body, which it is taken out of."""
+    header = call.headers.get("idempotency-key")
+    named = header is not None
+    inside = body.pop("idempotency_key", None) if "idempotency_key" in body else None
+    key = orders.key_from_header(header) if header is not None else inside
+    where = "Idempotency-Key" if named else "idempotency_key"
+    if key is None and not named and inside is None:
+        raise Problem(
+            400,
+            "key-missing",
+            "say which order this is: Idempotency-Key as a header, or idempotency_key in the body",
+            orders.Fault("Idempotency-Key", "is required"),
+        )
+    if not orders.is_key(key) or not (inside is None or orders.is_key(inside)):
+        text = "must be 1 to 255 visible ASCII characters"
+        raise Problem(400, "key-malformed", f"{where} {text}", orders.Fault(where, text))
+    if named and inside is not None and inside != key:
+        text = "differs from the header's"
+        fault = orders.Fault("idempotency_key", text)
+        raise Problem(400, "key-malformed", f"idempotency_key {text}", fault)
+    return str(key)
+
+
+def _wait(call: Call) -> float:
+    given = call.query_params.get("wait")
+    if given is None:
+        return 0.0
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MOST_WAIT_SECONDS:
+        text = f"must be seconds from 0 to {MOST_WAIT_SECONDS:g}"
+        raise Problem(400, "bad-wait", f"wait {text}", orders.Fault("wait", text))
+    return seconds
+
+
+# ── What goes out ──────────────────────────────────────────────────────────────────────────────
+
+
+def _shown(entry: Entry) -> dict[str, Any]:
+    error = {"code": entry.error_code, "detail": entry.error} if entry.error_code else None
+    return {
+        "idempotency_key": entry.key,
+        "client_order_id": entry.id,
+        "status": entry.state,
+        "finished": entry.finished,
+        "attempts": entry.attempts,
+        "order": json.loads(entry.request),
+        "result": _result(entry.answer),
+        "last_error": error,
+    }
+
+
+def _result(answer: str | None) -> Any:
+    if answer is None:
+        return None
+    try:
+        return json.loads(answer, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return answer
+
+
+def _problem(
+    status: int, kind: str, detail: str, faults: tuple[orders.Fault, ...] = ()
+) -> Response:
+    body: dict[str, Any] = {
+        "type": f"urn:postroom:problem:{kind}",
+        "title": kind.replace("-", " "),
+        "status": status,
+        "detail": detail,
+    }
+    if faults:
+        body["errors"] = [{"field": each.field, "detail": each.detail} for each in faults]
+    return JSONResponse(body, status_code=status, media_type=PROBLEM)
+
+
+async def _tell_problem(call: Call, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    response = _problem(error.status, error.kind, error.detail, error.faults)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+async def _tell_http(call: Call, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = {404: "no-such-page", 405: "no-such-method"}.get(error.status_code, "refused")
+    response = _problem(error.status_code, kind, error.detail)
+    for name, value in (error.headers or {}).items():
+        response.headers[name] = value
+    return response
+
+
+async def _tell_trouble(call: Call, error: Exception) -> Response:
+    """The database's fault: whether the order was accepted is told to whoever asks again."""
+    kind = "unreachable" if isinstance(error, Unreachable) else "trouble"
+    detail = "the database does not answer; try again with the same key"
+    response = _problem(503, kind, detail)
+    response.headers["Retry-After"] = "1"
+    return response
+
+
+def _hashed(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
