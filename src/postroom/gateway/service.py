@@ -228,26 +228,23 @@ async def _read(call: Call) -> bytes:
 
 def _key(call: Call, body: dict[str, Any]) -> str:
     """The key, from the header or the body, which it is taken out of."""
-    header = call.headers.get("idempotency-key")
-    named = header is not None
-    inside = body.pop("idempotency_key", None) if "idempotency_key" in body else None
-    key = orders.key_from_header(header) if header is not None else inside
-    where = "Idempotency-Key" if named else "idempotency_key"
-    if key is None and not named and inside is None:
-        raise Problem(
-            400,
-            "key-missing",
-            "say which order this is: Idempotency-Key as a header, or idempotency_key in the body",
-            orders.Fault("Idempotency-Key", "is required"),
-        )
-    if not orders.is_key(key) or not (inside is None or orders.is_key(inside)):
-        text = "must be 1 to 255 visible ASCII characters"
-        raise Problem(400, "key-malformed", f"{where} {text}", orders.Fault(where, text))
-    if named and inside is not None and inside != key:
-        text = "differs from the header's"
-        fault = orders.Fault("idempotency_key", text)
-        raise Problem(400, "key-malformed", f"idempotency_key {text}", fault)
-    return str(key)
+    given: dict[str, Any] = {}
+    if (header := call.headers.get("idempotency-key")) is not None:
+        given["Idempotency-Key"] = orders.key_from_header(header)
+    if "idempotency_key" in body:
+        given["idempotency_key"] = body.pop("idempotency_key")
+    if not given:
+        fault = orders.Fault("Idempotency-Key", "is required")
+        text = "say which order this is: Idempotency-Key, or idempotency_key in the body"
+        raise Problem(400, "key-missing", text, fault)
+    for name, key in given.items():
+        if not orders.is_key(key):
+            text = "must be 1 to 255 visible ASCII characters"
+            raise Problem(400, "key-malformed", f"{name} {text}", orders.Fault(name, text))
+    if len(set(given.values())) > 1:
+        fault = orders.Fault("idempotency_key", "differs from the header's")
+        raise Problem(400, "key-malformed", "the header and the body have two keys", fault)
+    return str(next(iter(given.values())))
 
 
 def _wait(call: Call) -> float:
