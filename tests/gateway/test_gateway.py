@@ -62,9 +62,22 @@ def test_the_key_may_stand_in_the_body(house: House) -> None:
             400,
             "Idempotency-Key",
         )
-        for bad in ("a b", "", "x" * 256):
-            assert place(client, None, ORDER | {"idempotency_key": bad}).status_code == 400
+        for bad in ("a\nb", "", "x" * 256, 7, "\ud800"):
+            wrong = client.post("/do/order", json=ORDER | {"idempotency_key": bad})
+            assert wrong.status_code == 400, bad
+        twice = [("Idempotency-Key", "in-body"), ("Idempotency-Key", "in-body")]
+        assert client.post("/do/order", json=ORDER, headers=twice).status_code == 400
         assert list(house.entries()) == ["in-body"]
+
+
+@pytest.mark.parametrize("key", ["a/b c?d=%2F#e", "Schlüssel-ключ-🗝", "x" * 255])
+def test_any_printable_key_is_found_again_where_its_answer_says(house: House, key: str) -> None:
+    with house.gateway() as client:
+        first = client.post("/do/order", json=ORDER | {"idempotency_key": key}, params={"wait": 10})
+        assert (first.status_code, first.json()["status"]) == (200, "succeeded")
+        found = client.get(first.headers["location"])
+        assert (found.status_code, found.content) == (200, first.content)
+        assert found.json()["idempotency_key"] == key
 
 
 def test_what_is_wrong_is_named_and_nothing_is_written(house: House) -> None:

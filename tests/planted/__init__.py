@@ -301,6 +301,7 @@ BUGS: dict[str, Bug] = {
     "lost_key_run_again": Bug(
         "a request whose process was lost is carried out again, whatever it did elsewhere",
         on(f"{KEYED}test_a_lost_owner_leaves_a_doubt", *PLACES),
+    ),
     "sent_again_unasked": Bug(
         "what may have arrived is sent again without a look whether it did",
         (

@@ -18,10 +18,10 @@ from postroom.databases import sql
 from postroom.databases.sql import Prepared
 from postroom.dead_letters import store as letters
 from postroom.flow import Flow, Value
+from postroom.gateway.counter import Counter
 from postroom.idempotency import exchange, keys, store
 from postroom.idempotency import rules as key_rules
 from postroom.idempotency.transaction import KeyedTransaction
-from postroom.gateway.counter import Counter
 from postroom.inbox.rules import Letter
 from postroom.inbox.store import Opened, Seat
 from postroom.inbox.store import Store as InboxStore

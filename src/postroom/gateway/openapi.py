@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from postroom.gateway import orders
+from postroom.idempotency.problems import HEADER, MEDIA_TYPE
 
-__all__ = ["PROBLEM", "document"]
+__all__ = ["document"]
 
-PROBLEM = "application/problem+json"
 _JSON = "application/json"
-_HEADER_KEY = r'^([!-~]{1,255}|"[!-~]{1,253}")$'
+# Keys may be any printable text; these are the ones that every client can send.
+_KEY = "^[!-~]{1,255}$"
+_HEADER_KEY = r'^([!#-~][!-~]{0,254}|"[!#-\[\]-~]{1,253}")$'
 
 
 def document(version: str, *, secured: bool) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def _place(secured: bool) -> dict[str, Any]:
         "summary": "Place an order. The same key and order again: what became of it.",
         "parameters": [
             {
-                "name": "Idempotency-Key",
+                "name": HEADER,
                 "in": "header",
                 "description": "The client's name for it; or `idempotency_key` in the body.",
                 "schema": {"type": "string", "pattern": _HEADER_KEY},
@@ -61,7 +63,7 @@ def _place(secured: bool) -> dict[str, Any]:
 
 
 def _look(secured: bool) -> dict[str, Any]:
-    key = {"type": "string", "pattern": f"^{orders.KEY}$"}
+    key = {"type": "string", "pattern": _KEY}
     return {
         "operationId": "find_order",
         "summary": "What became of an order.",
@@ -98,7 +100,7 @@ def _answer(text: str) -> dict[str, Any]:
 
 
 def _wrong(text: str) -> dict[str, Any]:
-    content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {"description": text, "content": content}
 
 
@@ -110,7 +112,7 @@ def _order() -> dict[str, Any]:
         "account": {"type": "string", "pattern": f"^{orders.ACCOUNT}$"},
         "time_in_force": {"enum": list(orders.TIMES_IN_FORCE), "default": "day"},
         "client_note": {"type": "string", "maxLength": orders.MOST_NOTE},
-        "idempotency_key": {"type": "string", "pattern": f"^{orders.KEY}$"},
+        "idempotency_key": {"type": "string", "pattern": _KEY},
     }
     price = {"type": "string", "pattern": f"^{orders.PRICE}$", "examples": ["101.25"]}
     needed = ["symbol", "side", "quantity", "order_type"]

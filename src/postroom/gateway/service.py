@@ -22,7 +22,9 @@ from urllib.parse import quote
 from postroom.errors import InvalidMessage, MissingDriver, PostroomError, Unreachable
 from postroom.gateway import orders
 from postroom.gateway.counter import Counter
-from postroom.gateway.openapi import PROBLEM, document
+from postroom.gateway.openapi import document
+from postroom.idempotency.problems import HEADER, MEDIA_TYPE, PROBLEMS, REPLAYED
+from postroom.idempotency.rules import BadKey, checked_key, parse_key, scope_name
 from postroom.ledger.rules import Entry
 from postroom.outbox.relay import Relay
 from postroom.outbox.requests import Receipt, Request
@@ -48,6 +50,7 @@ __all__ = ["SCOPE", "TOPIC", "create_app"]
 SCOPE = "orders"
 TOPIC = "orders.place"
 TYPE = "order.place.v1"
+FIELD = "idempotency_key"
 MOST_WAIT_SECONDS = 30.0
 MOST_WAITING = 1000
 LOOK_FIRST_SECONDS = 0.01
@@ -134,7 +137,7 @@ class Gateway:
             entry = await self._finished(entry, wait)
         headers = {"Location": f"/do/order/{quote(key, safe='')}"}
         if not receipt.new:
-            headers["Idempotent-Replayed"] = "true"
+            headers[REPLAYED] = "true"
         over = not receipt.new or entry.finished
         return JSONResponse(_shown(entry), status_code=200 if over else 202, headers=headers)
 
@@ -149,9 +152,10 @@ class Gateway:
         """`GET /do/order/{key}`"""
         scope = self._scope(call)
         wait, key = _wait(call), call.path_params["key"]
-        entry = None
-        if orders.is_key(key):
-            entry = await self.counter.find(scope, key)
+        try:
+            entry = await self.counter.find(scope, checked_key(key))
+        except BadKey:
+            entry = None
         if entry is None:
             raise Problem(404, "no-such-order", "there is no order under this key")
         if wait and not entry.finished:
@@ -197,7 +201,7 @@ class Gateway:
         owners = [n for n, known in self._tokens.items() if hmac.compare_digest(known, given)]
         if kind.lower() != "bearer" or not owners:
             raise Problem(401, "unauthorized", "a bearer token is needed that somebody has")
-        return f"{SCOPE}:{owners[0]}"
+        return scope_name((SCOPE, owners[0]))
 
 
 # ── What comes in ──────────────────────────────────────────────────────────────────────────────
@@ -228,23 +232,23 @@ async def _read(call: Call) -> bytes:
 
 def _key(call: Call, body: dict[str, Any]) -> str:
     """The key, from the header or the body, which it is taken out of."""
-    given: dict[str, Any] = {}
-    if (header := call.headers.get("idempotency-key")) is not None:
-        given["Idempotency-Key"] = orders.key_from_header(header)
-    if "idempotency_key" in body:
-        given["idempotency_key"] = body.pop("idempotency_key")
-    if not given:
-        fault = orders.Fault("Idempotency-Key", "is required")
-        text = "say which order this is: Idempotency-Key, or idempotency_key in the body"
+    inside = body.pop(FIELD, None)
+    where = HEADER
+    try:
+        key = parse_key(call.headers.getlist(HEADER))
+        if inside is not None:
+            where, outside = FIELD, key
+            key = checked_key(inside)
+            if outside not in (None, key):
+                raise BadKey("it differs from the header's")
+    except BadKey as error:
+        text = str(error)
+        raise Problem(400, "key-invalid", f"{where}: {text}", orders.Fault(where, text)) from None
+    if key is None:
+        fault = orders.Fault(HEADER, "is required")
+        text = f"Say which order this is: {HEADER}, or {FIELD} in the body"
         raise Problem(400, "key-missing", text, fault)
-    for name, key in given.items():
-        if not orders.is_key(key):
-            text = "must be 1 to 255 visible ASCII characters"
-            raise Problem(400, "key-malformed", f"{name} {text}", orders.Fault(name, text))
-    if len(set(given.values())) > 1:
-        fault = orders.Fault("idempotency_key", "differs from the header's")
-        raise Problem(400, "key-malformed", "the header and the body have two keys", fault)
-    return str(next(iter(given.values())))
+    return key
 
 
 def _wait(call: Call) -> float:
@@ -292,13 +296,13 @@ def _problem(
 ) -> Response:
     body: dict[str, Any] = {
         "type": f"urn:postroom:problem:{kind}",
-        "title": kind.replace("-", " "),
+        "title": PROBLEMS[kind][1] if kind in PROBLEMS else kind.replace("-", " ").capitalize(),
         "status": status,
         "detail": detail,
     }
     if faults:
         body["errors"] = [{"field": each.field, "detail": each.detail} for each in faults]
-    return JSONResponse(body, status_code=status, media_type=PROBLEM)
+    return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE)
 
 
 async def _tell_problem(call: Call, error: Exception) -> Response:

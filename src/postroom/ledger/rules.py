@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import decimal
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from postroom.derivation import KEY_CHARACTERS
 from postroom.errors import InvalidMessage
 from postroom.messages import Message
+from postroom.spelling import spelled
 
 __all__ = [
     "HEADER",
@@ -20,6 +20,7 @@ __all__ = [
     "State",
     "canonical",
     "checked_name",
+    "digest",
     "entered",
     "fingerprint",
     "is_entered",
@@ -30,8 +31,6 @@ __all__ = [
 # The relay looks for the name in the headers' text, so that other messages cost it next to nothing.
 HEADER = "postroom-ledger"
 _MARK = f'"{HEADER}"'
-LONGEST_NAME = 255
-LONGEST_WHOLE = 40
 
 State: TypeAlias = Literal["accepted", "succeeded", "failed", "unknown"]
 STATES: tuple[State, ...] = ("accepted", "succeeded", "failed", "unknown")
@@ -95,8 +94,8 @@ def key_of(message: Message) -> str:
 
 def checked_name(what: str, value: object) -> str:
     """A key or a scope that every database can keep, and a header can carry."""
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_NAME:
-        raise InvalidMessage(f"{what} must be text of 1 to {LONGEST_NAME} characters")
+    if not isinstance(value, str) or not 1 <= len(value) <= KEY_CHARACTERS:
+        raise InvalidMessage(f"{what} must be text of 1 to {KEY_CHARACTERS} characters")
     if not value.isprintable():
         raise InvalidMessage(f"{what} must hold only characters that can be printed")
     return value
@@ -106,41 +105,18 @@ def checked_name(what: str, value: object) -> str:
 
 
 def canonical(document: Any) -> bytes:
-    """The one spelling of a JSON document: keys in order, no spaces, a number by its value.
-
-    `100`, `100.0` and `1E+2` are the same number, and `-0` is `0`.
-    """
-    return _spelled(document).encode()
+    """The one spelling of a request's document."""
+    try:
+        return spelled(document).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidMessage(f"a request's document must be JSON: {error}") from None
 
 
 def fingerprint(document: Any) -> str:
     """SHA-256 of a document's one spelling: what tells the same request from another."""
-    return hashlib.sha256(canonical(document)).hexdigest()
+    return digest(canonical(document))
 
 
-def _spelled(value: Any) -> str:
-    if value is None or isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=True)
-    if isinstance(value, int | float | decimal.Decimal):
-        return _number(decimal.Decimal(str(value)))
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_spelled, value))}]"
-    if isinstance(value, dict):
-        pairs = (f"{_spelled(str(name))}:{_spelled(value[name])}" for name in sorted(value))
-        return f"{{{','.join(pairs)}}}"
-    raise InvalidMessage(f"a {type(value).__name__} has no place in a request's document")
-
-
-def _number(value: decimal.Decimal) -> str:
-    if not value.is_finite():
-        raise InvalidMessage("a request's numbers must be finite")
-    # Not normalize(), which rounds to the context's digits.
-    sign, digits, exponent = value.as_tuple()
-    text = "".join(map(str, digits)).lstrip("0")
-    if not text:
-        return "0"
-    bare = text.rstrip("0")
-    exponent = int(exponent) + len(text) - len(bare)
-    whole = exponent >= 0 and len(bare) + exponent <= LONGEST_WHOLE
-    spelled = bare + "0" * exponent if whole else f"{bare}e{exponent}"
-    return f"-{spelled}" if sign else spelled
+def digest(content: bytes) -> str:
+    """SHA-256 of what `canonical` has spelled, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()

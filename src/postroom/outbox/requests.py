@@ -14,7 +14,7 @@ from postroom import signals
 from postroom.databases.caller import carry_out, carry_out_async
 from postroom.flow import Flow
 from postroom.ledger import store
-from postroom.ledger.rules import HEADER, Entry, canonical, checked_name, fingerprint
+from postroom.ledger.rules import HEADER, Entry, canonical, checked_name, digest
 from postroom.messages import DEFAULT_MAX_BYTES, Draft, encode
 from postroom.outbox import wake, writing
 
@@ -72,9 +72,7 @@ class Request:
             headers={**(headers or {}), HEADER: checked_name("key", key)},
         )
         message = encode(draft, max_bytes=max_bytes)
-        wish = store.Wish(
-            message.id, checked_name("scope", scope), key, fingerprint(document), content
-        )
+        wish = store.Wish(message.id, checked_name("scope", scope), key, digest(content), content)
         return cls(wish, writing.item(message, serialize_key=False, chosen_id=False))
 
 
