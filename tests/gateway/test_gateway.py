@@ -17,6 +17,7 @@ from postroom.gateway.exchange import REASONS
 from postroom.ops.logs import JsonFormatter
 
 CANARY = "canary-s3cr3t"
+KEYS, EACH = (1000, 100) if os.environ.get("POSTROOM_GUARANTEES") == "big" else (5, 100)
 
 
 def finished(client: httpx.Client, key: str = "k1") -> dict[str, Any]:
@@ -63,7 +64,9 @@ def test_the_key_may_stand_in_the_body(house: House) -> None:
             "Idempotency-Key",
         )
         for bad in ("a\nb", "", "x" * 256, 7, "\ud800"):
-            wrong = client.post("/do/order", json=ORDER | {"idempotency_key": bad})
+            body_bytes = json.dumps(ORDER | {"idempotency_key": bad}).encode()
+            kind = {"Content-Type": "application/json"}
+            wrong = client.post("/do/order", content=body_bytes, headers=kind)
             assert wrong.status_code == 400, bad
         twice = [("Idempotency-Key", "in-body"), ("Idempotency-Key", "in-body")]
         assert client.post("/do/order", json=ORDER, headers=twice).status_code == 400
@@ -165,6 +168,32 @@ def test_a_copy_that_the_network_made_is_one_order(house: House) -> None:
     assert len(house.booked()) == 1
 
 
+def test_six_attempts_with_waits_that_double_then_failed_and_a_dead_letter(house: House) -> None:
+    """Waits as they are if nobody says otherwise; the test turns the clock on."""
+    house.manners(busy=1)
+    ago = {
+        "postgresql": "now() - interval '1 second'",
+        "mariadb": "UTC_TIMESTAMP(6) - INTERVAL 1 SECOND",
+        "sqlite": "1",
+    }[house.stage.database]
+
+    def waits() -> list[float]:
+        return [told["delay_seconds"] for name, told in house.heard if name == "message.held"]
+
+    with house.gateway(retry=None) as client:
+        place(client)
+        for attempts in range(1, 6):
+            eventually(lambda: len(waits()) == attempts, 20)  # noqa: B023
+            told = client.get("/do/order/k1").json()
+            assert (told["status"], told["attempts"]) == ("accepted", attempts)
+            house.stage.query(f"UPDATE {{p}}held SET next_attempt_at = {ago}")
+        done = finished(client)
+    assert waits() == [5, 10, 20, 40, 80]
+    assert (done["status"], done["attempts"], done["last_error"]["code"]) == ("failed", 6, "busy")
+    assert len(house.stage.messages("dead_letter")) == 1
+    assert house.booked() == []
+
+
 def test_while_the_exchange_is_away_no_attempt_is_spent(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,21 +208,28 @@ def test_while_the_exchange_is_away_no_attempt_is_spent(
 
 
 async def test_a_hundred_at_once_are_one_order(house: House) -> None:
-    with house.gateway() as client:
-        async with httpx.AsyncClient(base_url=client.base_url, timeout=60) as many:
-            keys = [f"k{number}" for number in range(10)]
+    keys = [f"k{number}" for number in range(KEYS)]
+    answers: dict[str, Counter[bytes]] = {key: Counter() for key in keys}
+    statuses: Counter[int] = Counter()
+    with house.gateway(None) as client:
+        limits = httpx.Limits(max_connections=EACH)
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=60, limits=limits) as many:
 
-            async def one(key: str) -> tuple[str, int, str]:
+            async def one(key: str) -> None:
                 headers = {"Idempotency-Key": key}
                 answer = await many.post("/do/order", json=ORDER, headers=headers)
-                return key, answer.status_code, answer.json()["client_order_id"]
+                statuses[answer.status_code] += 1
+                answers[key][answer.content] += 1
 
-            told = await asyncio.gather(*(one(key) for key in keys for _ in range(30)))
-        assert Counter(code for _, code, _ in told) == {202: 10, 200: 290}
-        assert len({(key, id) for key, _, id in told}) == 10
+            for key in keys:
+                await asyncio.gather(*(one(key) for _ in range(EACH)))
+    assert statuses == {202: KEYS, 200: KEYS * (EACH - 1)}
+    assert {len(told) for told in answers.values()} == {1}
+    ids = [json.loads(next(iter(answers[key])))["client_order_id"] for key in keys]
+    with house.gateway() as client:
         for key in keys:
             finished(client, key)
-    assert len(house.booked()) == 10
+    assert sorted(house.booked()) == sorted(ids)
 
 
 # ── Who asks ───────────────────────────────────────────────────────────────────────────────────
@@ -232,13 +268,21 @@ def test_logs_have_their_fields_and_nothing_holds_a_secret(
                 place(client, f"k{n}", headers=headers, params={"wait": 10}) for n in range(8)
             ]
             answers.append(place(client, headers={"Authorization": f"Bearer x{CANARY}"}))
+            monkeypatch.setenv("POSTROOM_EXCHANGE_URL", f"http://ada:{CANARY}@127.0.0.1:9")
+            answers.append(place(client, "away", headers=headers))
+            eventually(lambda: any(name == "destination.down" for name, _ in house.heard), 20)
+            answers.append(client.get("/do/order/away", headers=headers))
+            answers += [client.get("/readyz"), client.get("/openapi.json")]
     finally:
         logger.removeHandler(handler)
     text = capfd.readouterr().err
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    accepted = [line for line in lines if line.get("signal") == "request.accepted"]
     settled = [line for line in lines if line.get("signal") == "request.settled"]
-    assert {line["idempotency_key"] for line in settled} == {f"k{n}" for n in range(8)}
-    for line in settled:
+    keys = {f"k{n}" for n in range(8)}
+    assert {line["idempotency_key"] for line in accepted} == keys | {"away"}
+    assert {line["idempotency_key"] for line in settled} == keys
+    for line in accepted + settled:
         assert {"status", "attempts", "last_error_code", "adapter"} <= line.keys()
     assert CANARY not in text
     assert all(CANARY not in answer.text for answer in answers)
