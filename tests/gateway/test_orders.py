@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 from gateway_tools import LIMIT, ORDER
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroom.gateway.orders import BadBody, checked, parse
 from postroom.ledger.rules import fingerprint
 
+# However slow the machine is.
+SLOWLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"symbol": ""}, "symbol"),
     ({"symbol": "A" * 33}, "symbol"),
@@ -110,6 +112,7 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
         parse(body)
 
 
+@SLOWLY
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_no_body_breaks_it(body: bytes) -> None:
     try:
@@ -119,6 +122,7 @@ def test_no_body_breaks_it(body: bytes) -> None:
     checked(document)
 
 
+@SLOWLY
 @given(st.dictionaries(st.sampled_from([*LIMIT, "account", "x"]), st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))))  # fmt: skip

@@ -4,12 +4,14 @@ import decimal
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroom.errors import InvalidMessage
 from postroom.ledger.rules import canonical, checked_name, fingerprint
 
+# However slow the machine is.
+SLOWLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NUMBERS = st.integers() | st.decimals(allow_nan=False, allow_infinity=False, places=4)
 SCALARS = st.none() | st.booleans() | st.text() | NUMBERS
 DOCUMENTS = st.recursive(
@@ -51,6 +53,7 @@ def test_other_requests_have_other_digests(one: object, other: object) -> None:
     assert fingerprint(one) != fingerprint(other)
 
 
+@SLOWLY
 @given(DOCUMENTS)
 def test_the_one_spelling_is_json_and_spells_itself(document: object) -> None:
     spelled = canonical(document)
