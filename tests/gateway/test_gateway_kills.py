@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from helpers import eventually_async
 from postroom.gateway.children import Child
 from postroom.gateway.exchange import Book, Manners
 from postroom.gateway.load import Load
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.guarantee
 
 BIG = os.environ.get("POSTROOM_GUARANTEES") == "big"
 ORDERS, KILLS = (20_000, 100) if BIG else (200, 5)
+SAMPLE = 20
 MANNERS = "latency_seconds=0.002,rejects=0.05,silent=0.002,lost=0.002,twice=0.02,hang_seconds=2"
 SETTINGS = {
     "POSTROOM_RELAY_LEASE_SECONDS": "4",
@@ -88,8 +91,12 @@ async def test_each_order_is_in_the_book_once(kind: str, stages: Stages, tmp_pat
         told = await load.run()
         await killing
         await all_ended(stage)
+        answers = await asyncio.gather(*(answers_of(urls, key) for key in load.keys()[:SAMPLE]))
         deaths = {child.name: child.deaths for child in children}
     assert told.wrong == []
+    assert [len(each) for each in answers] == [1] * len(answers), (
+        "identical bytes, whoever is asked"
+    )
     assert len(told.ids) == ORDERS
     column = "`key`" if kind == "mariadb" else "key"
     rows = stage.query(f"SELECT {column}, id, state FROM {{p}}ledger")
@@ -105,6 +112,22 @@ async def test_each_order_is_in_the_book_once(kind: str, stages: Stages, tmp_pat
     assert {id for id, state in states.items() if state == "succeeded"} == set(entries) - rejected
     assert sum(deaths.values()) >= KILLS
     assert Manners.parse(MANNERS).refuses_copies
+
+
+async def answers_of(urls: list[str], key: str) -> set[bytes]:
+    """What each gateway says of an order that has ended."""
+    found = set()
+    async with httpx.AsyncClient(timeout=30) as client:
+        for url in urls:
+
+            async def ask(at: str = url) -> bytes:
+                answer = await client.get(f"{at}/do/order/{key}")
+                assert answer.status_code == 200
+                return answer.content
+
+            retry = (httpx.TransportError, AssertionError)  # it may have been killed a moment ago
+            found.add(await eventually_async(ask, 60, retry=retry))
+    return found
 
 
 async def all_ended(stage: Stage) -> None:
