@@ -42,6 +42,7 @@ def test_first_202_then_200_and_another_order_409(house: House) -> None:
     with house.gateway(None) as client:
         first = place(client)
         assert first.status_code == 202
+        assert house.entries() == {"k1": "accepted"}, "committed before it is said"
         assert first.headers["location"] == "/do/order/k1"
         told = first.json()
         assert (told["status"], told["finished"], told["result"]) == ("accepted", False, None)

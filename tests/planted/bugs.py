@@ -543,7 +543,8 @@ def answered_before_commit() -> None:
         found = await self.find(request.wish.scope, request.wish.key)
         if found is not None:
             return requests.Receipt(found, False, found.digest != request.wish.digest)
-        asyncio.get_running_loop().call_later(0.3, asyncio.ensure_future, first(self, request))
+        later = asyncio.get_running_loop().call_later
+        later(0.3, lambda: asyncio.ensure_future(first(self, request)))
         wish = request.wish
         entry = Entry(
             *(wish.id, wish.scope, wish.key, wish.digest, "accepted", wish.request, None, 0),
