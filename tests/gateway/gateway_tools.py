@@ -1,8 +1,6 @@
 """A gateway and an exchange behind real sockets, each in a thread with a loop of its own."""
 
-import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +12,8 @@ import pytest
 from postroom import signals
 from postroom.gateway.exchange import Floor, Manners, create_exchange
 from postroom.gateway.service import create_app
-from postroom.gateway.serving import listening, serving
 from postroom.retry import RetryPolicy
+from served import Served
 from stages import Stage
 
 ADAPTER = "call:postroom.gateway.adapter:send"
@@ -28,40 +26,6 @@ QUICK: dict[str, Any] = {
 }
 ORDER = {"symbol": "AAPL", "side": "buy", "quantity": 100, "order_type": "market"}
 LIMIT = {**ORDER, "order_type": "limit", "limit_price": "101.50"}
-
-
-class Served:
-    """An application behind a socket, on a loop in a thread, until `stop`."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-        self.url = ""
-        self._loop = asyncio.new_event_loop()
-        self._ready, self._error = threading.Event(), None
-        self._stopping = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        self._ready.wait(30)
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        except BaseException as error:
-            self._error = error  # type: ignore[assignment]
-            self._ready.set()
-
-    async def _serve(self) -> None:
-        async with serving(self.app, listening("127.0.0.1", 0)) as self.url:
-            self._ready.set()
-            await self._stopping.wait()
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-        self._loop.close()
 
 
 @dataclass

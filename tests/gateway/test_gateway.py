@@ -15,6 +15,7 @@ from gateway_tools import LIMIT, ORDER, House, place
 from helpers import eventually
 from postroom.gateway.exchange import REASONS
 from postroom.ops.logs import JsonFormatter
+from served import Served
 
 CANARY = "canary-s3cr3t"
 KEYS, EACH = (1000, 100) if os.environ.get("POSTROOM_GUARANTEES") == "big" else (2, 100)
@@ -312,7 +313,6 @@ def test_importable_as_an_application(house: House, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setenv("POSTROOM_DATABASE_URL", house.stage.url)
     monkeypatch.chdir(Path(house.folder))
-    from gateway_tools import Served
 
     served = Served(room.app)
     try:

@@ -13,13 +13,13 @@ from urllib.parse import quote
 import httpx
 import pytest
 import schemathesis
-from gateway_tools import Served
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from postroom.databases import migrate
 from postroom.gateway.service import create_app
+from served import Served
 
 EXAMPLES = 1000 if os.environ.get("POSTROOM_GUARANTEES") == "big" else 50
 OPERATIONS = [("/do/order", "POST"), ("/do/order/{key}", "GET")]
