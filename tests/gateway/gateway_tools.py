@@ -12,6 +12,7 @@ import pytest
 from postroom import signals
 from postroom.gateway.exchange import Floor, Manners, create_exchange
 from postroom.gateway.service import create_app
+from postroom.messages import Message
 from postroom.retry import RetryPolicy
 from served import Served
 from stages import Stage
@@ -26,6 +27,11 @@ QUICK: dict[str, Any] = {
 }
 ORDER = {"symbol": "AAPL", "side": "buy", "quantity": 100, "order_type": "market"}
 LIMIT = {**ORDER, "order_type": "limit", "limit_price": "101.50"}
+
+
+def say_yes(message: Message) -> bool:
+    """An adapter whose exchange takes everything at once."""
+    return True
 
 
 @dataclass

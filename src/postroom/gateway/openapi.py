@@ -10,9 +10,9 @@ from postroom.idempotency.problems import HEADER, MEDIA_TYPE
 __all__ = ["document"]
 
 _JSON = "application/json"
-# Keys may be any printable text; these are the ones that every client can send.
-_KEY = "^[!-~]{1,255}$"
-_HEADER_KEY = r'^([!#-~][!-~]{0,254}|"[!#-\[\]-~]{1,253}")$'
+# Any printable text is a key; in a header it is ASCII.
+_KEY = {"type": "string", "minLength": 1, "maxLength": 255}
+_HEADER_KEY = r'^([!#-~]([ -~]{0,253}[!-~])?|"([ !#-\[\]-~]|\\["\\]){1,255}")$'
 
 
 def document(version: str, *, secured: bool) -> dict[str, Any]:
@@ -63,12 +63,11 @@ def _place(secured: bool) -> dict[str, Any]:
 
 
 def _look(secured: bool) -> dict[str, Any]:
-    key = {"type": "string", "pattern": _KEY}
     return {
         "operationId": "find_order",
         "summary": "What became of an order.",
         "parameters": [
-            {"name": "key", "in": "path", "required": True, "schema": key},
+            {"name": "key", "in": "path", "required": True, "schema": _KEY},
             _wait(),
         ],
         "responses": {
@@ -112,7 +111,7 @@ def _order() -> dict[str, Any]:
         "account": {"type": "string", "pattern": f"^{orders.ACCOUNT}$"},
         "time_in_force": {"enum": list(orders.TIMES_IN_FORCE), "default": "day"},
         "client_note": {"type": "string", "maxLength": orders.MOST_NOTE},
-        "idempotency_key": {"type": "string", "pattern": _KEY},
+        "idempotency_key": {**_KEY, "type": ["string", "null"]},
     }
     price = {"type": "string", "pattern": f"^{orders.PRICE}$", "examples": ["101.25"]}
     needed = ["symbol", "side", "quantity", "order_type"]

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -53,6 +54,7 @@ TYPE = "order.place.v1"
 FIELD = "idempotency_key"
 MOST_WAIT_SECONDS = 30.0
 MOST_WAITING = 1000
+WAIT = r"-?[0-9]{1,20}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,3})?"
 LOOK_FIRST_SECONDS = 0.01
 LOOK_MOST_SECONDS = 0.2
 
@@ -107,6 +109,7 @@ def create_app(
             PostroomError: _tell_trouble,
         },
     )
+    app.router.redirect_slashes = False
     app.state.gateway = gateway
     return app
 
@@ -255,10 +258,8 @@ def _wait(call: Call) -> float:
     given = call.query_params.get("wait")
     if given is None:
         return 0.0
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
+    # float() alone would take "1_0", " 5" and "nan" too.
+    seconds = float(given) if re.fullmatch(WAIT, given) else -1.0
     if not 0 <= seconds <= MOST_WAIT_SECONDS:
         text = f"must be seconds from 0 to {MOST_WAIT_SECONDS:g}"
         raise Problem(400, "bad-wait", f"wait {text}", orders.Fault("wait", text))
