@@ -66,6 +66,9 @@ async def serving(app: Any, listener: socket.socket) -> AsyncIterator[str]:
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=10,
+            # Longer than clients and proxies keep a connection: theirs is the end of it, so that
+            # none is closed under a request.
+            timeout_keep_alive=75,
         )
     )
     host, port = listener.getsockname()[:2]
