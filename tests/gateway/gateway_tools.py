@@ -25,6 +25,7 @@ QUICK: dict[str, Any] = {
     "retry": RetryPolicy((0.05,), attempts=6),
     "rebind": True,
 }
+PATIENT = {"patience_seconds": 60.0}  # however slow the machine is
 ORDER = {"symbol": "AAPL", "side": "buy", "quantity": 100, "order_type": "market"}
 LIMIT = {**ORDER, "order_type": "limit", "limit_price": "101.50"}
 
@@ -52,7 +53,7 @@ class House:
     def gateway(self, adapter: Any = ADAPTER, **how: Any) -> Iterator[httpx.Client]:
         """A gateway with a relay beside it, unless `adapter` is None."""
         settings = QUICK if adapter is not None else {}
-        served = Served(create_app(self.stage.url, adapter, **{**settings, **how}))
+        served = Served(create_app(self.stage.url, adapter, **{**PATIENT, **settings, **how}))
         try:
             with httpx.Client(base_url=served.url, timeout=30) as client:
                 yield client

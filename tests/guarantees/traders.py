@@ -48,7 +48,7 @@ def trader(url: str, *, exchange: str, answers: str) -> int:
 
 
 async def _trade(url: str, answers: Path) -> None:
-    app = create_app(url, ADAPTER, **QUICK)
+    app = create_app(url, ADAPTER, patience_seconds=60, **QUICK)
     async with (
         serving(app, listening("127.0.0.1", 0)) as at,
         httpx.AsyncClient(base_url=at, timeout=30) as client,

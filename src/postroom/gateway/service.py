@@ -73,6 +73,7 @@ def create_app(
     *,
     tokens: Mapping[str, str] | None = None,
     connections: int = 8,
+    patience_seconds: float = 5.0,
     settings: RelaySettings | None = None,
     **relay: Any,
 ) -> Starlette:
@@ -80,9 +81,11 @@ def create_app(
 
     `adapter` is where the relay sends orders, such as `call:module:function`; without one some
     other process must run a relay. `tokens` maps names of clients to their secrets: each then sees
-    its own orders alone. What else is given goes to the `Relay`.
+    its own orders alone. A request waits `patience_seconds` for the database, then is told so.
+    What else is given goes to the `Relay`.
     """
-    gateway = Gateway(Counter(database, connections=connections), tokens or {})
+    counter = Counter(database, connections=connections, patience_seconds=patience_seconds)
+    gateway = Gateway(counter, tokens or {})
     how = {"settings": settings, **relay}
 
     @asynccontextmanager
