@@ -488,6 +488,8 @@ def key_ends_with_its_client() -> None:
 def point_not_fenced() -> None:
     words = "AND owner = :owner\n   AND epoch = :epoch "
     reword_keys("advance", dict.fromkeys(sql.DIALECTS, (words, "")))
+
+
 # ── The ledger ─────────────────────────────────────────────────────────────────────────────────
 
 
