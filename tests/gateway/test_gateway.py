@@ -18,7 +18,7 @@ from postroom.ops.logs import JsonFormatter
 from served import Served
 
 CANARY = "canary-s3cr3t"
-KEYS, EACH = (1000, 100) if os.environ.get("POSTROOM_GUARANTEES") == "big" else (2, 100)
+KEYS, EACH = (1000, 100) if os.environ.get("POSTROOM_GUARANTEES") == "big" else (1, 100)
 
 
 def finished(client: httpx.Client, key: str = "k1") -> dict[str, Any]:

@@ -29,7 +29,7 @@ from postroom.databases import migrate
 from postroom.gateway.service import create_app
 from served import Served
 
-EXAMPLES = 1000 if os.environ.get("POSTROOM_GUARANTEES") == "big" else 50
+EXAMPLES = 1000 if os.environ.get("POSTROOM_GUARANTEES") == "big" else 30
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
