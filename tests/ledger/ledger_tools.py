@@ -65,11 +65,12 @@ def relay(post: Post, receiver: Receiver, **how: Any) -> Any:
     return post.relay(URL, brokers={URL: receiver}, **how)
 
 
-def accept(post: Post, key: str = "k1", document: Any = None, *, commit: bool = True) -> Receipt:
+def accept(
+    post: Post, key: str = "k1", document: Any = None, *, commit: bool = True, **how: Any
+) -> Receipt:
+    how = {"type": "order.place", "topic": "orders"} | how
     with closing(post.connect()) as tx:
-        receipt = LEDGER.accept(
-            tx, document or {"n": 1}, key=key, type="order.place", topic="orders"
-        )
+        receipt = LEDGER.accept(tx, document or {"n": 1}, key=key, **how)
         if commit:
             tx.commit()
             LEDGER.committed(receipt)
@@ -87,6 +88,16 @@ def entry(post: Post, key: str = "k1") -> Entry:
     found = find(post, key)
     assert found is not None
     return found
+
+
+def leave_behind(post: Post, *, alone: bool = False) -> None:
+    """A relay died while it was sending all that is in the outbox, each by itself."""
+    for number, (lane, position) in enumerate(post.sql("SELECT lane, position FROM {p}outbox")):
+        post.sql(
+            "INSERT INTO {p}lane_batch (lane, incarnation, batch, lo, hi, messages, alone, held)"
+            " VALUES (%s, 'dead', %s, %s, %s, 1, %s, %s)",
+            *(lane, number + 1, position, position, alone, False),
+        )
 
 
 async def drain(post: Post, worker: Any, *, times: int = 1) -> None:

@@ -16,6 +16,7 @@ from ledger_tools import (
     entry,
     find,
     history,
+    leave_behind,
     relay,
 )
 from relaying import Post, note
@@ -201,10 +202,12 @@ async def test_what_may_have_arrived_has_not_failed(post: Post) -> None:
     assert post.count("dead_letter") == 1
 
 
-async def test_an_answer_ends_all_doubt(post: Post) -> None:
+async def test_a_refusal_of_the_second_try_says_nothing_of_the_first(post: Post) -> None:
+    """It may be refused because the first arrived, and nobody can be asked."""
     accept(post)
     await drain(post, relay(post, Receiver(SILENT, REFUSED)), times=2)
-    assert entry(post).state == "failed"
+    assert (entry(post).state, entry(post).finished) == ("unknown", True)
+    assert post.count("dead_letter") == 1
 
 
 async def test_messages_outside_the_ledger_are_settled_as_ever(
@@ -318,9 +321,9 @@ async def test_one_that_never_arrived_is_sent_again(post: Post) -> None:
     assert (entry(post).state, len(receiver.sent)) == ("succeeded", 2)
 
 
-async def test_while_nobody_answers_it_is_not_sent_again(post: Post) -> None:
+async def test_while_nobody_knows_it_is_not_sent_again(post: Post) -> None:
     accept(post)
-    receiver = Askable(SILENT, found=[OSError("no route to host")])
+    receiver = Askable(SILENT, found=[Unknown("still_unknown", "cannot tell")])
     await drain(post, relay(post, receiver), times=3)
     done = entry(post)
     assert (done.state, done.finished, len(receiver.sent)) == ("unknown", True, 1)
@@ -329,12 +332,7 @@ async def test_while_nobody_answers_it_is_not_sent_again(post: Post) -> None:
 
 async def test_what_a_dead_relay_was_sending_is_asked_for_first(post: Post) -> None:
     accept(post)
-    ((lane, position),) = post.sql("SELECT lane, position FROM {p}outbox")
-    post.sql(
-        "INSERT INTO {p}lane_batch (lane, incarnation, batch, lo, hi, messages, alone, held)"
-        " VALUES (%s, 'dead', 1, %s, %s, 1, %s, %s)",
-        *(lane, position, position, False, False),
-    )
+    leave_behind(post)
     receiver = Askable(found=[Delivered("by the dead one")])
     await drain(post, relay(post, receiver))
     assert (entry(post).state, entry(post).answer) == ("succeeded", "by the dead one")
@@ -388,7 +386,8 @@ async def test_redrive_reopens_a_failure(post: Post) -> None:
 
 async def test_redrive_of_what_may_have_arrived_asks_first(post: Post) -> None:
     id = accept(post).entry.id
-    receiver = Askable(SILENT, found=[OSError("down"), OSError("down"), OSError("down"), DELIVERED])
+    nothing = Unknown("still_unknown", "cannot tell")
+    receiver = Askable(SILENT, found=[nothing, nothing, nothing, DELIVERED])
     worker = relay(post, receiver)
     await drain(post, worker, times=3)
     await retry(post, id)

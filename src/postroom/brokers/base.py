@@ -71,6 +71,7 @@ class Unknown:
 
 Outcome: TypeAlias = Delivered | Transient | Permanent | Unknown
 DELIVERED = Delivered()
+NOT_ARRIVED = "not_arrived"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,11 @@ class Broker(Protocol):
 class CanLookUp(Protocol):
     """A broker that can be asked whether a message of unknown outcome arrived."""
 
-    async def lookup(self, message: Message) -> Outcome: ...
+    async def lookup(self, message: Message) -> Outcome:
+        """Delivered: it arrived. Permanent: it arrived and was refused. `Transient("not_arrived",
+        …)`: it did not, and this word alone means so. All else: nothing was learnt; with `down`
+        nobody could be asked, and no attempt is spent."""
+        ...
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from postroom.derivation import KEY_CHARACTERS
 from postroom.errors import InvalidMessage
-from postroom.messages import Message
+from postroom.messages import REQUEST_HEADER, Message
 from postroom.spelling import spelled
 
 __all__ = [
@@ -27,9 +27,7 @@ __all__ = [
     "key_of",
 ]
 
-# A message with this header has a row in the ledger under its own id; its value is the row's key.
-# The relay looks for the name in the headers' text, so that other messages cost it next to nothing.
-HEADER = "postroom-ledger"
+HEADER = REQUEST_HEADER
 _MARK = f'"{HEADER}"'
 
 State: TypeAlias = Literal["accepted", "succeeded", "failed", "unknown"]
@@ -78,8 +76,7 @@ class Note:
 
 def is_entered(message: Message) -> bool:
     """Whether a message has a row in the ledger."""
-    headers = message.headers_json
-    return headers is not None and _MARK in headers
+    return message.is_request
 
 
 def entered(messages: Sequence[Message]) -> list[Message]:

@@ -15,19 +15,18 @@ import asyncio
 import datetime as dt
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from postroom import failpoints, signals
 from postroom.messages import Message
 from postroom.outbox import noting
+from postroom.outbox.desk import Desk, Tally
+from postroom.outbox.doubts import NOT_WRITTEN
 from postroom.outbox.rules import (
     DEATHS_ALONE,
     SETTLED,
     Bury,
     Down,
     Hold,
-    Horizon,
     Leftover,
     Segment,
     Settled,
@@ -36,11 +35,10 @@ from postroom.outbox.rules import (
     add_history,
     in_doubt,
     segments,
+    suspected,
     waves,
 )
-from postroom.outbox.sending import Sender
 from postroom.outbox.store import Ask, Burial, Change, Entry, Failure, Fence
-from postroom.outbox.together import Budget, Gate, Pulse
 
 __all__ = ["Desk", "Lane", "LaneLost", "Tally"]
 
@@ -52,44 +50,6 @@ FLUSH_SECONDS = 0.25
 
 class LaneLost(Exception):
     """Another relay owns this lane now: everything in memory for it is void."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a relay has done so far."""
-
-    delivered: int = 0
-    held: int = 0
-    dead: int = 0
-
-
-class Desk(Protocol):
-    """What a lane has from its relay: the shared ways to the database, and limits."""
-
-    owner: str
-    sender: Sender
-    horizon: Horizon
-    budget: Budget
-    gate: Gate
-    pulse: Pulse
-    tally: Tally
-    batch_rows: int
-    batch_bytes: int
-    rescan_seconds: float
-    margin_seconds: float
-    holds_key: bool
-    safe_reads: bool
-
-    async def read(self, ask: Ask) -> tuple[list[Message], bool]: ...
-    async def held_due(self, lane: int) -> list[Message]: ...
-    async def held_run(self, head: Message) -> list[Message]: ...
-    async def held_any(self, lane: int) -> bool: ...
-    async def journal(self, entry: Entry) -> bool: ...
-    async def settle(self, change: Change) -> bool: ...
-    async def load(self, lane: int) -> tuple[list[Leftover], bool]: ...
-    async def forget(self, lane: int) -> list[Leftover]: ...
-    def next_batch(self) -> int: ...
-    def now_us(self) -> int: ...
 
 
 class Lane:
@@ -264,7 +224,7 @@ class _Batch:
             return ready
         for message in self.messages:
             if message.held and not self.from_held:
-                self._change.waiting.append(message)
+                self._keep_waiting([message])
                 self._stopped.add(message.order)
             elif message.expired:
                 self._expire(message)
@@ -347,8 +307,12 @@ class _Batch:
             else:
                 self._stopped.discard(message.order)
         elif isinstance(answer, Down) and (
-            answer.scope == "topic" or not self.desk.sender.all_down()
+            answer.scope == "topic"
+            or not self.desk.sender.all_down()
+            or (answer.doubt and self._unwritten(message))  # a doubt is written down at once
         ):
+            self._carry_doubts([message], answer.code, answer.text, answer.doubt)
+            self._carry_doubts(followers)
             self._change.later += [message, *followers]
             wait = self.desk.sender.later_seconds(message)
             self._change.later_seconds = max(self._change.later_seconds, wait)
@@ -365,10 +329,37 @@ class _Batch:
 
     def _keep_waiting(self, followers: list[Message]) -> None:
         if not self.from_held:
+            self._carry_doubts(followers)
             self._change.waiting += followers
 
+    def _in_doubt(self, message: Message) -> bool:
+        """Whether a message may have arrived, by whatever is known of it."""
+        sender = self.desk.sender
+        if not sender.keeps_doubt(message):
+            return in_doubt(message.history)
+        return sender.doubts(message) or suspected(message, self.lane.leftovers)
+
+    def _unwritten(self, message: Message) -> bool:
+        """Whether a doubt of this message matters, and does not stand in its history."""
+        return self.desk.sender.keeps_doubt(message) and not in_doubt(message.history)
+
+    def _carry_doubts(
+        self,
+        messages: Sequence[Message],
+        code: str = NOT_WRITTEN.code,
+        text: str = NOT_WRITTEN.text,
+        doubt: bool = False,
+    ) -> None:
+        """What may have arrived and now waits elsewhere takes its doubt along: what the journal
+        says of it, and this relay remembers, is about where it was."""
+        for message in messages:
+            if self._unwritten(message) and (doubt or self._in_doubt(message)):
+                history = self._history(message, message.attempts, code, text, True)
+                self._change.doubts.append((message, history))
+                self._trouble(message, message.attempts, code, text, True, ends=False)
+
     def _fail(self, message: Message, answer: Hold) -> None:
-        attempts = message.attempts + 1
+        attempts = message.attempts + (1 if answer.spent else 0)
         history = self._history(message, attempts, answer.code, answer.text, answer.doubt)
         self._change.failures.append(
             Failure(message, attempts, history, answer.code, answer.text, answer.delay_seconds)
@@ -411,7 +402,7 @@ class _Batch:
         )
 
     def _expire(self, message: Message) -> None:
-        text, doubt = "it was not delivered before its expires_at", in_doubt(message.history)
+        text, doubt = "it was not delivered before its expires_at", self._in_doubt(message)
         history = self._history(message, message.attempts, "expired", text, doubt)
         self._change.burials.append(
             Burial(message, message.attempts, history, "expired", text, False, ended=True)
@@ -474,6 +465,7 @@ class _Batch:
         self.desk.sender.settled(change.delivered)
         self.desk.sender.settled([failure.message for failure in change.failures])
         self.desk.sender.settled([burial.message for burial in change.burials])
+        self.desk.sender.settled([message for message, _ in change.doubts])
         self.delivered += change.delivered
         self.desk.tally.delivered += len(change.delivered)
         if change.delivered and signals.heard("message.delivered"):

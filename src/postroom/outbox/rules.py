@@ -6,8 +6,8 @@ Transient, Unknown    Hold(delay), or Bury when the attempts are spent
 … with down=          Down: the destination's fault, no attempt is spent
 Permanent             Bury
 
-A message is in doubt while it may have arrived: after an Unknown, until it is answered or somebody
-who can be asked says no.
+What may have arrived is in doubt. A doubt ends only with Delivered, or with the definite answer of
+somebody who was asked: `may_be_sent` and `after_a_look` say what an answer is worth.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from postroom.brokers.base import Delivered, Outcome, Permanent, Scope, Transient, Unknown
+from postroom.brokers.base import (
+    NOT_ARRIVED,
+    Delivered,
+    Outcome,
+    Permanent,
+    Scope,
+    Transient,
+    Unknown,
+)
 from postroom.dead_letters.rules import (
     CODE_CHARACTERS,
     ERROR_CHARACTERS,
@@ -42,16 +50,21 @@ __all__ = [
     "Unsent",
     "Verdict",
     "add_history",
+    "after_a_look",
     "fair_share",
     "fence_number",
     "in_doubt",
+    "learnt",
+    "may_be_sent",
     "segments",
     "storable",
+    "suspected",
     "verdict",
     "waves",
 ]
 
 DEATHS_ALONE = 3
+ASK_AGAIN_SECONDS = 5.0
 CHUNKS = 32
 
 
@@ -67,12 +80,16 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Try again after `delay_seconds`; whatever of its key comes later waits behind it."""
+    """Try again after `delay_seconds`; whatever of its key comes later waits behind it.
+
+    `spent`: it counts as an attempt; not if it was not sent because nobody could be asked.
+    """
 
     delay_seconds: float
     code: str
     text: str
     doubt: bool = False
+    spent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +109,7 @@ class Down:
     scope: Scope
     code: str
     text: str
+    doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +128,71 @@ def verdict(
     policy: RetryPolicy,
     random: Callable[[], float],
     doubt: bool = False,
+    sent: bool = True,
 ) -> Verdict:
-    """What the outcome of a send means for its message; `doubt`: it may have arrived before."""
+    """What an outcome means for its message. `doubt`: it may have arrived before, and nobody has
+    said otherwise. `sent`: it is of a send; else it was only asked for, in vain."""
     if isinstance(outcome, Delivered):
         return SETTLED if outcome.answer is None else Settled(outcome.answer)
     # Redacted before it is cut: half a URL would not be known for one.
     text = storable(redact(outcome.text[: 4 * ERROR_CHARACTERS]))
     code = storable(outcome.code, CODE_CHARACTERS)
     if isinstance(outcome, Permanent):
-        return Bury(code, text)
+        return Bury(code, text, doubt=doubt)
+    doubt = doubt or isinstance(outcome, Unknown)
+    if outcome.down is not None and sent:
+        return Down(outcome.down, code, text, doubt)
     if outcome.down is not None:
-        return Down(outcome.down, code, text)
+        # An outage spends no attempt, and what is in doubt must not be sent before it is over.
+        wait = policy.delay_after(max(message.attempts, 1), random=random)
+        return Hold(wait or ASK_AGAIN_SECONDS, code, text, doubt, spent=False)
     wish = outcome.retry_after_seconds if isinstance(outcome, Transient) else None
     delay = policy.delay_after(message.attempts + 1, retry_after_seconds=wish, random=random)
-    doubt = doubt or isinstance(outcome, Unknown)
     if delay is None:
         return Bury(code, f"{'outcome unknown: ' if doubt else ''}{text}", doubt=doubt)
     return Hold(delay, code, text, doubt)
+
+
+# ── Doubt ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def learnt(found: Outcome) -> Outcome:
+    """What the answer of a look-up is worth: yes, no, "not arrived", or nothing.
+
+    Only a `Transient` that says NOT_ARRIVED means so: any other is about the asking, not about the
+    message, and leaves it as unknown as it was.
+    """
+    if not isinstance(found, Transient) or (found.code == NOT_ARRIVED and found.down is None):
+        return found
+    return Unknown(found.code, found.text, found.down)
+
+
+def may_be_sent(answer: Outcome) -> bool:
+    """Whether a message in doubt may be sent, as far as was learnt right before. It stays in doubt:
+    what did not arrive yet may be on its way."""
+    return isinstance(answer, Transient)
+
+
+def after_a_look(sent: Outcome, answer: Outcome) -> tuple[Outcome, bool]:
+    """The outcome of a send after a look for what is in doubt, and whether it still is.
+
+    sent as                answer: yes, no   "not arrived"           nothing
+    Unknown                the answer        Unknown, in doubt       Unknown, in doubt
+    Transient, Permanent   the answer        as sent, not in doubt   Unknown, in doubt
+
+    After silence "not arrived" ends nothing, since it may still be on its way. After an answer
+    to the last send it is the receiver's word on all sends before it.
+    """
+    if isinstance(answer, Delivered | Permanent):
+        return answer, False
+    if isinstance(sent, Transient | Permanent) and isinstance(answer, Transient):
+        return sent, False
+    if isinstance(sent, Delivered):
+        return sent, False
+    told = answer if isinstance(sent, Unknown) else sent
+    text = told.text if told is answer else f"{sent.text}; asked again: {answer.text}"
+    # Never `down`, for which no attempt is written though it was sent.
+    return Unknown(told.code, text), True
 
 
 # ── Order ──────────────────────────────────────────────────────────────────────────────────────
@@ -264,6 +330,11 @@ def segments(batch: Sequence[Message], leftovers: Sequence[Leftover]) -> list[Se
             result.append(Segment(chunk=chunk, alone=alone, deaths=deaths))
         result[-1].messages.append(message)
     return result
+
+
+def suspected(message: Message, leftovers: Sequence[Leftover]) -> bool:
+    """Whether a relay died while it was sending this message, so that it may have arrived."""
+    return bool(leftovers) and _suspicion(message, leftovers)[0] > 0
 
 
 def _suspicion(message: Message, leftovers: Sequence[Leftover]) -> tuple[int, bool, int]:

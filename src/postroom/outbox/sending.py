@@ -21,19 +21,22 @@ from postroom.brokers.base import (
     Broker,
     BrokerOptions,
     CanLookUp,
-    Delivered,
     Outcome,
-    Permanent,
+    Transient,
     Unknown,
 )
 from postroom.config import Routes
+from postroom.ledger.rules import entered
 from postroom.messages import Message
+from postroom.outbox import attempts
 from postroom.outbox.doubts import Doubts
 from postroom.outbox.rules import (
     SETTLED,
     UNSENT,
     Breaker,
+    Bury,
     Down,
+    Hold,
     Settled,
     Verdict,
     in_doubt,
@@ -74,6 +77,7 @@ class Sender:
         self._can_look_up = {url for url in brokers if isinstance(brokers[url], CanLookUp)}
         self._doubts = Doubts(self._timeout)
         self.settled = self._doubts.settled
+        self.unsettled = self._doubts.any_left
         self.unreachable: dict[str, str] = {}
 
     # ── destinations ───────────────────────────────────────────────────────────────────────────
@@ -124,6 +128,19 @@ class Sender:
     def adapter(self, topic: str) -> str:
         """Where messages of a topic go, for people: the broker's URL without its secrets."""
         return redact(self._url(topic) or "none")
+
+    def can_be_asked(self, topic: str) -> bool:
+        """Whether the broker of a topic can say what became of a message."""
+        return self._url(topic) in self._can_look_up
+
+    def keeps_doubt(self, message: Message) -> bool:
+        """Whether it matters for ever that a message may have arrived: it is a request, or there is
+        somebody to ask."""
+        return message.is_request or self.can_be_asked(message.topic)
+
+    def doubts(self, message: Message) -> bool:
+        """Whether a message may have arrived, as far as this relay and its history know."""
+        return self._doubts.about(message)
 
     def is_ordered(self, batch: Sequence[Message]) -> bool:
         """Whether this batch may go to its broker as one, later messages only after earlier."""
@@ -257,20 +274,64 @@ class Sender:
             for topic in {message.topic for message in part}:
                 if (breaker := self._breakers.get(_topic(topic))) is not None:
                     breaker.admits(self._clock())
-        if url not in self._can_look_up:
-            return self._judge(url, part, await self._sent(url, part, epoch), suspect)
-        known = await self._doubts.ask_first(cast(CanLookUp, self._brokers[url]), part, suspect)
+        if url in self._can_look_up:
+            return await self._send_asking(url, part, epoch, may_send, suspect)
+        requests = entered(part)
+        if not requests:
+            outcomes = await self._sent(url, part, epoch)
+            return self._judge(url, part, outcomes, lambda m: suspect or in_doubt(m.history))
+        before = {m.position for m in part if suspect or self._doubts.about(m)}
+        self._doubts.sending(requests)
+        outcomes = await self._sent(url, part, epoch)
+        self._doubts.answered(
+            m
+            for m, outcome in zip(part, outcomes, strict=True)
+            if isinstance(outcome, Transient) and m.position not in before
+        )
+        return self._judge(url, part, outcomes, lambda m: m.position in before)
+
+    async def _send_asking(
+        self,
+        url: str,
+        part: Sequence[Message],
+        epoch: int,
+        may_send: Callable[[], Awaitable[bool]],
+        suspect: bool,
+    ) -> list[Verdict]:
+        """Send to a broker that can be asked: what is in doubt is asked for first, and once more
+        before it would be buried."""
+        broker = cast(CanLookUp, self._brokers[url])
+        doubtful = [m for m in part if suspect or self._doubts.about(m)]
+        known = await self._doubts.ask_first(broker, doubtful) if doubtful else {}
         unsent = [message for message in part if message.position not in known]
-        if known and unsent and not await may_send():  # asking took its time
+        if doubtful and unsent and not await may_send():  # asking took its time
             unsent = []
         if unsent:
             self._doubts.sending(unsent)
             outcomes = await self._sent(url, unsent, epoch)
-            known |= {m.position: outcome for m, outcome in zip(unsent, outcomes, strict=True)}
+            before = {message.position for message in doubtful}
+            known |= await self._doubts.look_after(
+                broker,
+                [
+                    (message, outcome, message.position in before, self._ends(message, outcome))
+                    for message, outcome in zip(unsent, outcomes, strict=True)
+                ],
+            )
         answered = [message for message in part if message.position in known]
-        judged = self._judge(url, answered, [known[m.position] for m in answered])
+        judged = self._judge(
+            url,
+            answered,
+            [known[message.position].outcome for message in answered],
+            lambda message: known[message.position].doubt,
+            lambda message: known[message.position].sent,
+        )
         verdicts = {m.position: each for m, each in zip(answered, judged, strict=True)}
         return [verdicts.get(message.position, UNSENT) for message in part]
+
+    def _ends(self, message: Message, outcome: Outcome) -> bool:
+        """Whether a message would be buried for this outcome."""
+        policy = self._policy(message.topic)
+        return isinstance(verdict(outcome, message, policy, self._random), Bury)
 
     async def _sent(self, url: str, part: Sequence[Message], epoch: int) -> list[Outcome]:
         token = object()
@@ -280,7 +341,7 @@ class Sender:
         finally:
             del self._sends[token]
         if signals.heard("message.attempted"):
-            _tell_attempts(url, outcomes)
+            attempts.tell(url, outcomes)
         return outcomes
 
     async def _outcomes(self, url: str, messages: Sequence[Message], epoch: int) -> list[Outcome]:
@@ -299,8 +360,6 @@ class Sender:
         except Exception as error:
             text = redact(f"{type(error).__name__}: {error}")[:ERROR_CHARACTERS]
             outcomes = [Unknown(type(error).__name__, text)] * len(messages)
-        if url in self._can_look_up:
-            return await self._doubts.resolved(cast(CanLookUp, broker), messages, outcomes)
         return outcomes
 
     def _judge(
@@ -308,22 +367,17 @@ class Sender:
         url: str,
         messages: Sequence[Message],
         outcomes: Sequence[Outcome],
-        suspect: bool = False,
+        doubt: Callable[[Message], bool],
+        sent: Callable[[Message], bool] = lambda _: True,
     ) -> list[Verdict]:
+        """A verdict for each, and what it says of the broker. `doubt`: whether one may have arrived
+        before; `sent`: whether it was sent, and not only asked for."""
         if not self._breakers and outcomes.count(DELIVERED) == len(outcomes):
             self._answered_at[url] = self._clock()
             return [SETTLED] * len(outcomes)
-        # Nobody to ask: what may have arrived once may have for good.
-        blind = url not in self._can_look_up
         verdicts = [
-            verdict(
-                outcome,
-                message,
-                self._policy(message.topic),
-                self._random,
-                blind and (suspect or in_doubt(message.history)),
-            )
-            for message, outcome in zip(messages, outcomes, strict=True)
+            verdict(outcome, m, self._policy(m.topic), self._random, doubt(m), sent(m))
+            for m, outcome in zip(messages, outcomes, strict=True)
         ]
         downs: dict[str, Down] = {}
         ups: dict[str, int] = {}
@@ -338,6 +392,9 @@ class Sender:
                 downs.setdefault(url if answer.scope == "broker" else name, answer)
                 if answer.scope == "broker" and name in self._breakers:
                     self._breakers[name].learnt_nothing(self._clock())
+            elif isinstance(answer, Hold) and not answer.spent:
+                if url in self._breakers:  # a probe that could not even ask
+                    downs.setdefault(url, Down("broker", answer.code, answer.text))
             elif name in self._breakers:
                 ups[name] = ups.get(name, 0) + 1
         for name, down in downs.items():
@@ -425,28 +482,6 @@ class Sender:
                     await broker.close()
             except Exception as error:
                 signals.emit("destination.unclosed", error=redact(str(error)))
-
-
-def _tell_attempts(url: str, outcomes: Sequence[Outcome]) -> None:
-    results = {"delivered": outcomes.count(DELIVERED), "transient": 0, "permanent": 0}
-    results |= {"unknown": 0, "down": 0}
-    if results["delivered"] < len(outcomes):
-        results["delivered"] = sum(isinstance(each, Delivered) for each in outcomes)
-        for outcome in outcomes:
-            if isinstance(outcome, Permanent):
-                results["permanent"] += 1
-            elif not isinstance(outcome, Delivered):
-                name = "unknown" if isinstance(outcome, Unknown) else "transient"
-                results["down" if getattr(outcome, "down", None) else name] += 1
-    signals.emit(
-        "message.attempted",
-        adapter=url,
-        delivered=results["delivered"],
-        transient=results["transient"],
-        permanent=results["permanent"],
-        unknown=results["unknown"],
-        down=results["down"],
-    )
 
 
 def _topic(topic: str) -> str:
