@@ -38,6 +38,10 @@ __all__ = ["Book", "Manners", "create_exchange"]
 REASONS = ("insufficient_funds", "unknown_symbol", "market_closed")
 
 
+# What is not a chance from 0 to 1.
+_MOST = {"latency_seconds": 3600.0, "hang_seconds": 3600.0, "seed": 2.0**53}
+
+
 @dataclass(frozen=True, slots=True)
 class Manners:
     """How often things go wrong, each from 0 to 1, and how slow it is.
@@ -73,6 +77,9 @@ class Manners:
                 given[name] = float(value)
             except ValueError:
                 raise ConfigurationError(f"{name} must be a number, not {value!r}.") from None
+            most = _MOST.get(name, 1.0)
+            if not 0 <= given[name] <= most:
+                raise ConfigurationError(f"{name} must be from 0 to {most:g}, not {value!r}.")
         for name in ("refuses_copies", "seed"):
             if name in given:
                 given[name] = (bool if name == "refuses_copies" else int)(given[name])

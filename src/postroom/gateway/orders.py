@@ -35,7 +35,11 @@ REQUIRED = ("symbol", "side", "quantity", "order_type")
 
 
 class BadBody(Exception):
-    """The body is not what a request may hold; the text says why."""
+    """The body is not what a request may hold; the text says why, `field` where."""
+
+    def __init__(self, text: str, field: str | None = None) -> None:
+        super().__init__(text)
+        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +53,50 @@ class Fault:
 def parse(body: bytes) -> dict[str, Any]:
     """A body as a document with decimal numbers, or `BadBody`."""
     try:
+        # As text: json would take other encodings too, and halves of characters with them.
         document = json.loads(
-            body, parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=_once_each
+            body.decode("utf-8"),
+            parse_float=_number,
+            parse_constant=_no_constant,
+            object_pairs_hook=_once_each,
         )
+        for name, value in document.items() if isinstance(document, dict) else ():
+            _storable(name, value)
     except BadBody:
         raise
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         raise BadBody("the body is not JSON") from None
     if not isinstance(document, dict):
         raise BadBody("the body must be a JSON object")
-    if b"\\ud" in body.lower():  # half of a pair could be written down and never be sent again
-        try:
-            json.dumps(document, ensure_ascii=False, default=str).encode()
-        except UnicodeEncodeError:
-            raise BadBody("a text in it holds half of a character") from None
     return document
+
+
+class _TooLarge(str):
+    """A number that no decimal can hold, as it was spelled."""
+
+
+def _number(text: str) -> Any:
+    try:
+        return Decimal(text)
+    except ArithmeticError:
+        return _TooLarge(text)
+
+
+def _storable(name: str, value: Any) -> None:
+    """Refuse what could be written down and never be read or sent again."""
+    try:
+        json.dumps({name: value}, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        shown = name.encode("ascii", "backslashreplace").decode()
+        raise BadBody(f"{shown} holds half of a character", shown) from None
+    if _too_large(value):
+        raise BadBody(f"{name} holds a number that is too large", name)
+
+
+def _too_large(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_too_large, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, _TooLarge)
 
 
 def _no_constant(name: str) -> Any:

@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from postroom import signals
 from postroom.errors import InvalidMessage, MissingDriver, PostroomError, Unreachable
 from postroom.gateway import orders
 from postroom.gateway.counter import Counter
@@ -94,7 +95,9 @@ def create_app(
             stack.push_async_callback(gateway.counter.close)
             await gateway.counter.open()
             if adapter is not None:
-                app.state.relay = await stack.enter_async_context(Relay(database, adapter, **how))
+                relay = await stack.enter_async_context(Relay(database, adapter, **how))
+                app.state.relay = relay
+                _warn(relay)
             yield
 
     app = Starlette(
@@ -141,7 +144,7 @@ class Gateway:
         entry = receipt.entry
         if wait and not entry.finished:
             entry = await self._finished(entry, wait)
-        headers = {"Location": f"/do/order/{quote(key, safe='')}"}
+        headers = {"Location": f"/do/order/{_in_a_path(key)}"}
         if not receipt.new:
             headers[REPLAYED] = "true"
         over = not receipt.new or entry.finished
@@ -177,8 +180,9 @@ class Gateway:
         return JSONResponse({"ok": True})
 
     async def ready(self, call: Call) -> Response:
-        """`GET /readyz`: the database answers, and the relay can work if there is one."""
+        """`GET /readyz`: the ledger can be read, and the relay can work if there is one."""
         await self.counter.open()
+        await self.counter.find(SCOPE, "ready?")
         relay: Relay | None = getattr(call.app.state, "relay", None)
         troubles = [*relay.health().unhealthy, *relay.health().unready] if relay else []
         return JSONResponse({"ok": not troubles, "problems": troubles}, 503 if troubles else 200)
@@ -218,7 +222,8 @@ def orders_body(body: bytes) -> dict[str, Any]:
     try:
         return orders.parse(body)
     except orders.BadBody as error:
-        raise Problem(400, "bad-body", str(error)) from None
+        faults = [orders.Fault(error.field, str(error))] if error.field else []
+        raise Problem(400, "bad-body", str(error), *faults) from None
 
 
 async def _read(call: Call) -> bytes:
@@ -270,6 +275,11 @@ def _wait(call: Call) -> float:
 
 
 # ── What goes out ──────────────────────────────────────────────────────────────────────────────
+
+
+def _in_a_path(key: str) -> str:
+    """A key as a part of a path that nobody takes for a step upwards."""
+    return key.replace(".", "%2E") if key in (".", "..") else quote(key, safe="")
 
 
 def _shown(entry: Entry) -> dict[str, Any]:
@@ -329,10 +339,19 @@ async def _tell_http(call: Call, error: Exception) -> Response:
 async def _tell_trouble(call: Call, error: Exception) -> Response:
     """The database's fault: whether the order was accepted is told to whoever asks again."""
     kind = "unreachable" if isinstance(error, Unreachable) else "trouble"
+    why = str(error.__cause__ or error) or type(error).__name__
+    signals.emit("gateway.trouble", path=call.url.path, error=signals.redact(why))
     detail = "the database does not answer; try again with the same key"
     response = _problem(503, kind, detail)
     response.headers["Retry-After"] = "1"
     return response
+
+
+def _warn(relay: Relay) -> None:
+    """Say at the start what could not be said of an order later."""
+    if not relay.sender.can_be_asked(TOPIC):
+        advice = "give it a `lookup`, or orders that got no answer stay unknown and may be repeated"
+        signals.emit("gateway.unasked", adapter=relay.sender.adapter(TOPIC), advice=advice)
 
 
 def _hashed(secret: str) -> bytes:
