@@ -1,5 +1,6 @@
 """`postroom ledger` and `postroom gateway`: seen, shown, resolved, and refused where it must be."""
 
+import asyncio
 import json
 from contextlib import closing
 
@@ -8,8 +9,11 @@ from commands import Here
 from house_tools import House
 
 from postroom import Ledger
+from postroom.brokers import memory
 from postroom.brokers.base import Unknown
+from postroom.config import RelaySettings, Routes
 from postroom.ledger.rules import Entry
+from postroom.ops.doctor import Limits, examine
 from postroom.outbox.relay import Relay
 from postroom.retry import RetryPolicy
 
@@ -68,8 +72,6 @@ def test_a_key_of_two_scopes_needs_to_be_told(house: House, here: Here) -> None:
 
 
 async def test_what_nobody_knows_is_resolved_by_a_person(house: House, here: Here) -> None:
-    import asyncio
-
     database = ("--database", house.url)
     id = accept(house, "k1").id
     say = ("ledger", "resolve", "k1", "--as", "succeeded", "--reason", "seen on the statement")
@@ -125,3 +127,40 @@ def test_a_gateway_that_others_could_reach_needs_tokens(
 def test_the_manners_of_an_exchange(here: Here) -> None:
     odd = here("gateway", "--simulate", "--manners", "moody=1")
     assert (odd.returncode, "'moody' is none of an exchange's manners" in odd.stderr) == (2, True)
+
+
+def test_a_replay_leaves_requests_alone_unless_told(house: House, here: Here) -> None:
+    """They were carried out: to send them again is another effect."""
+    database = ("--database", house.url)
+    accept(house, "k1")
+    broker = memory.broker("replayed")
+    relay = Relay(house.url, "memory://replayed", keep_delivered_seconds=3600)
+    asyncio.run(relay.drain_once())
+    assert len(broker.messages) == 1
+    replay = ("messages", "replay", "--since", "1h")
+    counted = here(*replay, "--dry-run", *database).stdout
+    assert "1 requests of the ledger are left out" in counted
+    assert "0 messages" in counted
+    told = json.loads(here(*replay, "--json", *database).stdout)
+    assert (told["total"], told["queued"]) == (0, 0)
+    told = json.loads(here(*replay, "--requests", "--json", *database).stdout)
+    assert (told["total"], told["queued"]) == (1, 1)
+    memory._brokers.pop("replayed", None)
+
+
+async def test_a_request_that_an_old_relay_settled_is_found_and_resolved(
+    house: House, here: Here
+) -> None:
+    """It knew of no ledger, so the request has no end and no message."""
+    accept(house, "k1")
+    house.sql("DELETE FROM {p}outbox")
+    limits = Limits(age_seconds=0)
+    await asyncio.sleep(1.1)
+    checks = await examine(house.url, RelaySettings(), Routes(), limits)
+    (found,) = [check for check in checks if check.name == "ledger"]
+    assert (found.level, "1 requests have no end" in found.text) == ("warning", True)
+    resolve = ("ledger", "resolve", "k1", "--as", "succeeded", "--reason", "it is in the book")
+    done = await asyncio.to_thread(here, *resolve, "--json", "--database", house.url)
+    assert json.loads(done.stdout)["state"] == "succeeded"
+    checks = await examine(house.url, RelaySettings(), Routes(), limits)
+    assert {check.level for check in checks if check.name == "ledger"} == {"ok"}

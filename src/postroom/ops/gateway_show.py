@@ -79,8 +79,8 @@ class Show:
         self.screen.print(
             f"[bold]{self.orders} orders[/] go through a gateway to an exchange that is slow, "
             "rejects, falls silent, loses and doubles orders, and dies.\n"
-            "[dim]Relay and exchange are killed (kill -9) every few seconds on top. Clients send "
-            f"some orders again and use some keys twice. Dice: --seed {self.seed}[/]\n"
+            "[dim]Gateway, relay and exchange are killed (kill -9) every few seconds. Clients "
+            f"send some orders again and use some keys twice. Dice: --seed {self.seed}[/]\n"
         )
 
     async def run(self) -> bool:

@@ -13,6 +13,7 @@ from postroom.flow import Flow, Statement
 from postroom.ledger import store
 from postroom.ledger.rules import STATES, Entry
 from postroom.ops.desk import checked_reason, desk, operator
+from postroom.ops.repairs import ROOM as REPAIRS
 
 __all__ = ["ledger_list", "ledger_show", "resolve"]
 
@@ -46,7 +47,8 @@ async def ledger_show(url: str, name: str, *, scope: str | None = None) -> dict[
 async def resolve(
     url: str, name: str, state: str, *, why: str, scope: str | None = None
 ) -> dict[str, Any]:
-    """Say what became of a request that is unknown; its dead letter is discarded with it."""
+    """Say what became of a request that is unknown; its dead letter is discarded with it. So may
+    be said of one that has no end though no message of it waits."""
     why = checked_reason(why)
     if state not in ("succeeded", "failed"):
         raise ConfigurationError("a request is resolved as succeeded or as failed.")
@@ -63,7 +65,10 @@ def _resolve(name: str, scope: str | None, state: str, why: str) -> Flow[Entry]:
     yield from store.lock(id)
     entry = yield from store.find_id(id)
     assert entry is not None
-    if entry.state != "unknown" or not entry.finished:
+    stranded = not entry.finished and not (yield Statement(REPAIRS, "waiting", {"id": id}))
+    if stranded:  # settled by a relay that knew of no ledger
+        yield from store.give_up(id, why, doubtful=True)
+    elif entry.state != "unknown" or not entry.finished:
         what = "being tried still" if not entry.finished else f"{entry.state} already"
         raise Refused(f"request {entry.key!r} is {what}, so there is nothing to resolve.")
     found = yield Statement(letters.ROOM, "where_is", {"id": id, "source": letters.OUTBOX})
