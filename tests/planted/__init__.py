@@ -28,6 +28,7 @@ SAME = "tests/idempotency/test_same_transaction.py::"
 KEYED = "tests/idempotency/test_frameworks.py::"
 PLACES = ("starlette-sqlite", "starlette-postgresql", "flask-mariadb")
 LEDGER = "tests/ledger/test_ledger.py::"
+DOUBTS = "tests/ledger/test_ledger_doubts.py::"
 GATEWAY = "tests/gateway/test_gateway.py::"
 
 
@@ -308,6 +309,28 @@ BUGS: dict[str, Bug] = {
             *on(f"{LEDGER}test_what_a_dead_relay_was_sending_is_asked_for_first", *ALL),
             *on(f"{LEDGER}test_one_that_was_on_its_way_is_found_before_it_is_sent_again", *ALL),
         ),
+    ),
+    "doubt_left_behind": Bug(
+        "what may have arrived and waits elsewhere is taken for something new",
+        on(f"{DOUBTS}test_a_suspect_behind_a_suspect_is_asked_for", *ALL),
+    ),
+    "doubt_forgotten": Bug(
+        "an answer to the second try says that the first did not arrive",
+        (
+            *on(f"{DOUBTS}test_not_arrived_ends_the_doubt_for_no_later_try", *ALL),
+            *on(
+                f"{DOUBTS}test_a_refusal_in_doubt_is_asked_for_before_it_is_believed",
+                *(f"{kind}-yes" for kind in ALL),
+            ),
+        ),
+    ),
+    "journal_dropped_in_doubt": Bug(
+        "a relay that lost its database forgets in its journal what it was sending",
+        on(f"{DOUBTS}test_what_was_sent_and_not_settled_outlives_a_stop", *ALL),
+    ),
+    "any_answer_is_not_arrived": Bug(
+        "a look-up that reached nobody means that nothing arrived",
+        on(f"{DOUBTS}test_only_not_arrived_means_so", *(f"{kind}-unreachable" for kind in ALL)),
     ),
     "unknown_called_failed": Bug(
         "the ledger says failed of a request that may have arrived",

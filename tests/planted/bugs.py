@@ -11,7 +11,7 @@ from typing import Any
 
 from postroom import messages
 from postroom.brokers import webhook_net
-from postroom.brokers.base import Outcome, Permanent, Transient, Unknown
+from postroom.brokers.base import Delivered, Outcome, Permanent, Transient, Unknown
 from postroom.brokers.nats_source import Source
 from postroom.brokers.nats_tray import Tray
 from postroom.databases import sql
@@ -31,9 +31,9 @@ from postroom.ledger import store as ledger
 from postroom.ledger.rules import Entry
 from postroom.messages import Message
 from postroom.ops import cli_relay
+from postroom.outbox import doubts, noting, publish, requests, rules, sending, writing
 from postroom.outbox import lane as lanes
-from postroom.outbox import noting, publish, requests, rules, sending, writing
-from postroom.outbox.doubts import Doubts
+from postroom.outbox.doubts import Doubts, Finding
 from postroom.outbox.lane import Lane, _Batch
 from postroom.outbox.office import Office
 from postroom.outbox.rules import SETTLED, Horizon, Leftover, Settled, Verdict
@@ -494,10 +494,37 @@ def point_not_fenced() -> None:
 
 
 def sent_again_unasked() -> None:
-    async def nothing(self: Doubts, *about: Any) -> dict[int, Outcome]:
+    async def nothing(self: Doubts, *about: Any) -> dict[int, Finding]:
         return {}
 
     Doubts.ask_first = nothing  # type: ignore[method-assign]
+
+
+def doubt_left_behind() -> None:
+    def nothing(self: _Batch, *about: Any) -> None: ...
+
+    _Batch._carry_doubts = nothing  # type: ignore[method-assign]
+
+
+def doubt_forgotten() -> None:
+    """A message that was answered once is in doubt no more, whatever came before."""
+
+    async def forgetful(
+        self: Doubts, broker: Any, message: Message, outcome: Outcome, *about: Any
+    ) -> Finding:
+        return await first(self, broker, message, outcome, False, False)
+
+    first = Doubts._look_after
+    Doubts._look_after = forgetful  # type: ignore[method-assign]
+
+
+def journal_dropped_in_doubt() -> None:
+    Doubts.any_left = lambda self, lane=None: False  # type: ignore[method-assign, misc]
+
+
+def any_answer_is_not_arrived() -> None:
+    doubts.may_be_sent = lambda answer: not isinstance(answer, Delivered | Permanent)
+    doubts.learnt = lambda found: found
 
 
 def unknown_called_failed() -> None:
