@@ -13,8 +13,10 @@ from postroom.brokers.base import Capabilities, Delivered, Outcome, Transient
 from postroom.ledger.rules import Entry
 from postroom.messages import Message
 from postroom.outbox.requests import Receipt
+from postroom.retry import RetryPolicy
 
 URL = "memory://receiver"
+PATIENT = RetryPolicy((600.0,), attempts=3)
 LEDGER = Ledger()
 
 
@@ -104,6 +106,19 @@ async def drain(post: Post, worker: Any, *, times: int = 1) -> None:
     for _ in range(times):
         await worker.drain_once()
         await asyncio.sleep(0.06)
+
+
+async def step(post: Post, worker: Any, *, times: int = 1) -> None:
+    """As `drain` with a relay that waits long between attempts: each turn is one, however slow the
+    machine is."""
+    for _ in range(times):
+        past = {
+            "postgresql": "now() - interval '1 hour'",
+            "mariadb": "UTC_TIMESTAMP(6) - INTERVAL 1 HOUR",
+            "sqlite": "1",
+        }[post.dialect]
+        post.sql(f"UPDATE {{p}}held SET next_attempt_at = {past} WHERE next_attempt_at IS NOT NULL")
+        await worker.drain_once()
 
 
 def history(post: Post) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ledger_tools import (
     NOT_THERE,
+    PATIENT,
     URL,
     Askable,
     Receiver,
@@ -20,6 +21,7 @@ from ledger_tools import (
     history,
     leave_behind,
     relay,
+    step,
 )
 from relaying import Post
 
@@ -44,7 +46,6 @@ BUSY = Transient("busy", "try later")
 REFUSED = Permanent("duplicate_id", "there is one already")
 SILENT = Unknown("timeout", "no answer")
 OTHER = "memory://other"
-FIVE = RetryPolicy((0.03,), attempts=5)
 
 
 class Away(Askable):
@@ -95,11 +96,11 @@ async def test_a_suspect_behind_a_suspect_is_asked_for(post: Post) -> None:
     ids = [accept(post, key, order_key="account").entry.id for key in ("a", "b", "c")]
     leave_behind(post)
     exchange = Away()
-    worker = relay(post, exchange)
-    await drain(post, worker)
+    worker = relay(post, exchange, retry=PATIENT)
+    await step(post, worker)
     assert {entry(post, key).state for key in ("a", "b", "c")} == {"unknown"}
     exchange.back = True
-    await drain(post, worker, times=6)
+    await step(post, worker, times=6)
     assert {entry(post, key).state for key in ("a", "b", "c")} == {"succeeded"}
     assert exchange.sent == []
     assert set(ids) <= set(exchange.asked)
@@ -108,14 +109,13 @@ async def test_a_suspect_behind_a_suspect_is_asked_for(post: Post) -> None:
 async def test_a_suspect_behind_a_key_that_is_held_is_asked_for(post: Post) -> None:
     accept(post, "a", order_key="account")
     exchange = Askable(BUSY, found=[Delivered("by the dead one")])
-    worker = relay(post, exchange, retry=RetryPolicy((0.5,), attempts=5))
-    await drain(post, worker)
+    worker = relay(post, exchange, retry=PATIENT)
+    await step(post, worker)
     second = accept(post, "b", order_key="account").entry.id
     leave_behind(post)
-    await drain(post, worker)
+    await worker.drain_once()
     assert entry(post, "b").state == "unknown"
-    await asyncio.sleep(0.6)
-    await drain(post, worker, times=3)
+    await step(post, worker, times=3)
     assert (entry(post, "b").state, exchange.asked) == ("succeeded", [second])
     assert second not in exchange.sent
 
@@ -125,10 +125,11 @@ async def test_a_look_up_that_finds_nobody_leaves_the_doubt(post: Post) -> None:
     leave_behind(post)
     away = Unknown("no_answer", "nobody there", down="broker")
     exchange = Askable(found=[away, Delivered("by the dead one")])
-    worker = post.relay({"other": OTHER, "*": URL}, brokers={URL: exchange, OTHER: Receiver()})
-    await drain(post, worker)
+    brokers = {URL: exchange, OTHER: Receiver()}
+    worker = post.relay({"other": OTHER, "*": URL}, brokers=brokers, retry=PATIENT)
+    await step(post, worker)
     assert (entry(post).state, entry(post).finished) == ("unknown", False)
-    await drain(post, worker, times=3)
+    await step(post, worker)
     assert (entry(post).state, exchange.sent) == ("succeeded", [])
 
 
@@ -224,10 +225,10 @@ async def test_not_arrived_ends_the_doubt_for_no_later_try(post: Post) -> None:
     """Silent, not there, sent again and refused for now; then the first arrives."""
     accept(post)
     exchange = Askable(SILENT, BUSY, found=[NOT_THERE, NOT_THERE, Delivered("the first")])
-    worker = relay(post, exchange, retry=FIVE)
-    await drain(post, worker, times=2)
+    worker = relay(post, exchange, retry=PATIENT)
+    await step(post, worker, times=2)
     assert (entry(post).state, history(post)[-1]["doubt"]) == ("unknown", True)
-    await drain(post, worker)
+    await step(post, worker)
     assert (entry(post).state, entry(post).answer) == ("succeeded", "the first")
     assert (len(exchange.sent), len(exchange.asked)) == (2, 3)
 
@@ -270,7 +271,7 @@ async def test_a_refusal_in_doubt_is_asked_for_before_it_is_believed(
     """It may be refused because the first try has just arrived."""
     accept(post)
     exchange = Askable(SILENT, REFUSED, found=[NOT_THERE, NOT_THERE, last])
-    await drain(post, relay(post, exchange), times=2)
+    await step(post, relay(post, exchange, retry=PATIENT), times=2)
     assert (entry(post).state, entry(post).finished) == (state, finished)
     assert (len(exchange.sent), len(exchange.asked)) == (2, 3)
 
@@ -303,15 +304,12 @@ async def test_only_not_arrived_means_so(post: Post, answer: Outcome) -> None:
 async def test_an_outage_of_the_look_up_spends_no_attempt(post: Post) -> None:
     accept(post)
     exchange = Askable(SILENT, found=[*[OSError("no route to host")] * 8, Delivered("there")])
-    worker = relay(post, exchange)
-    await drain(post, worker, times=6)
+    worker = relay(post, exchange, retry=PATIENT)
+    await step(post, worker, times=6)
     done = entry(post)
     assert (done.state, done.finished, done.attempts) == ("unknown", False, 1)
     assert post.count("dead_letter") == 0
-    for _ in range(50):
-        if entry(post).finished:
-            break
-        await drain(post, worker)
+    await step(post, worker, times=3)
     assert (entry(post).state, len(exchange.sent)) == ("succeeded", 1)
 
 

@@ -337,7 +337,9 @@ class _Batch:
         sender = self.desk.sender
         if not sender.keeps_doubt(message):
             return in_doubt(message.history)
-        return sender.doubts(message) or suspected(message, self.lane.leftovers)
+        if sender.doubts(message):
+            return True
+        return suspected(message, self.lane.leftovers, self.from_held)
 
     def _unwritten(self, message: Message) -> bool:
         """Whether a doubt of this message matters, and does not stand in its history."""

@@ -332,9 +332,14 @@ def segments(batch: Sequence[Message], leftovers: Sequence[Leftover]) -> list[Se
     return result
 
 
-def suspected(message: Message, leftovers: Sequence[Leftover]) -> bool:
-    """Whether a relay died while it was sending this message, so that it may have arrived."""
-    return bool(leftovers) and _suspicion(message, leftovers)[0] > 0
+def suspected(message: Message, leftovers: Sequence[Leftover], from_held: bool) -> bool:
+    """Whether a relay died while it was sending this message, so that it may have arrived.
+
+    `from_held`: where it was read; in the outbox `held` says only that its key is.
+    """
+    if not leftovers:
+        return False
+    return _suspicion(message._replace(held=int(from_held)), leftovers)[0] > 0
 
 
 def _suspicion(message: Message, leftovers: Sequence[Leftover]) -> tuple[int, bool, int]:
