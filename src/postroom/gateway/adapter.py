@@ -74,8 +74,8 @@ async def lookup(message: Message) -> Outcome:
 
 
 def check() -> None:
-    """Raise ConfigurationError if what the environment says cannot be."""
-    _address(), _headers()
+    """Raise if what the environment says cannot be, or the client library is not there."""
+    _httpcore(), _address(), _headers(), _patience()
 
 
 send.check = check  # type: ignore[attr-defined]  # the relay calls it at its start
@@ -124,6 +124,13 @@ def _headers() -> dict[str, str]:
     return headers
 
 
+def _patience() -> float:
+    given = os.environ.get("POSTROOM_EXCHANGE_TIMEOUT_SECONDS") or str(TIMEOUT_SECONDS)
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6})?", given) or not float(given):
+        raise ConfigurationError("POSTROOM_EXCHANGE_TIMEOUT_SECONDS must be a number above 0.")
+    return float(given)
+
+
 def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isdecimal() else None
 
@@ -132,14 +139,9 @@ async def _ask(
     method: str, path: str, content: bytes | None = None
 ) -> tuple[int, str, dict[str, str]]:
     """One request; ConnectionRefusedError if it cannot have been sent, OSError if it may have."""
-    try:
-        import httpcore
-    except ImportError as error:
-        raise MissingDriver(
-            "This adapter needs httpcore: pip install 'postroom[gateway]'."
-        ) from error
+    httpcore = _httpcore()
     url, headers = _address(), _headers()
-    seconds = float(os.environ.get("POSTROOM_EXCHANGE_TIMEOUT_SECONDS") or TIMEOUT_SECONDS)
+    seconds = _patience()
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
     try:
         async with asyncio.timeout(seconds):
@@ -165,6 +167,16 @@ async def _ask(
         raise OSError(str(error) or type(error).__name__) from error
     told = {name.decode().lower(): value.decode("latin-1") for name, value in response.headers}
     return response.status, body.decode("utf-8", "replace"), told
+
+
+def _httpcore() -> Any:
+    try:
+        import httpcore
+    except ImportError as error:
+        raise MissingDriver(
+            "This adapter needs httpcore: pip install 'postroom[gateway]'."
+        ) from error
+    return httpcore
 
 
 def _pool(httpcore: Any) -> Any:
