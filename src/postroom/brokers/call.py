@@ -231,7 +231,7 @@ async def _ended(work: asyncio.Future[object], deadline: float) -> bool:
 
 def _outcome(answer: object, broker: CallBroker, *, certain: bool) -> Outcome:
     """What a call that ran has said. `certain`: an error of it counts as not delivered."""
-    vague = Transient if certain else Unknown
+    vague: type[Transient] | type[Unknown] = Transient if certain else Unknown
     if answer is None or answer is True:
         return DELIVERED
     if isinstance(answer, Delivered | Transient | Permanent | Unknown):
