@@ -29,7 +29,6 @@ __all__ = [
     "DEFAULT_MAX_BYTES",
     "DEFAULT_TOPIC",
     "LANES",
-    "REQUEST_HEADER",
     "Draft",
     "Encoded",
     "Message",
@@ -52,10 +51,6 @@ DEFAULT_TOPIC = "events.default"
 DEFAULT_MAX_BYTES = 1_000_000
 JSON_CONTENT = "application/json"
 BYTES_CONTENT = "application/octet-stream"
-# A message with this header has a row in the ledger under its own id; its value is the row's key.
-# It is looked for in the headers' text, so that other messages cost next to nothing.
-REQUEST_HEADER = "postroom-ledger"
-_REQUEST_MARK = f'"{REQUEST_HEADER}"'
 
 _TOPIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}")
@@ -103,11 +98,6 @@ class Message(NamedTuple):
     def order(self) -> tuple[str, str]:
         """What keeps its order: topic and key. A message without a key is ordered with no other."""
         return (self.topic, self.key if self.key is not None else f"\x00{self.id}")
-
-    @property
-    def is_request(self) -> bool:
-        """Whether it is a request of the ledger, of which nothing may be said that is not known."""
-        return self.headers_json is not None and _REQUEST_MARK in self.headers_json
 
     @property
     def broker_id(self) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "Scope",
     "Transient",
     "Unknown",
+    "is_request",
     "known_schemes",
     "open_broker",
     "scheme_of",
@@ -72,6 +73,10 @@ class Unknown:
 Outcome: TypeAlias = Delivered | Transient | Permanent | Unknown
 DELIVERED = Delivered()
 NOT_ARRIVED = "not_arrived"
+# A message with this header has a row in the ledger under its own id; its value is the row's key.
+# It is looked for in the headers' text, so that other messages cost next to nothing.
+REQUEST_HEADER = "postroom-ledger"
+REQUEST_MARK = f'"{REQUEST_HEADER}"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,11 @@ class CanExamine(Protocol):
 
     async def examine(self, topics: Sequence[str]) -> list[str]:
         """A sentence for each danger, with what to do about it; raises `Unreachable`."""
+
+
+def is_request(message: Message) -> bool:
+    """Whether it is a request of the ledger, of which nothing may be said that is not known."""
+    return message.headers_json is not None and REQUEST_MARK in message.headers_json
 
 
 def scheme_of(url: str) -> str:

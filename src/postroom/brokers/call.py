@@ -55,6 +55,7 @@ from postroom.brokers.base import (
     Permanent,
     Transient,
     Unknown,
+    is_request,
 )
 from postroom.brokers.invoke import describe, in_thread
 from postroom.brokers.options import known_only
@@ -140,7 +141,7 @@ class CallBroker:
         except TimeoutError:
             return None
         answer = await self._call(self._function, message, deadline, slots.release)
-        return _outcome(answer, self, certain=not (self.can_be_asked or message.is_request))
+        return _outcome(answer, self, certain=not (self.can_be_asked or is_request(message)))
 
     async def _call(
         self, function: Function, message: Message, deadline: float, done: Callable[[], None]

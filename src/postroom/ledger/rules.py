@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from postroom.brokers.base import REQUEST_HEADER, REQUEST_MARK, is_request
 from postroom.derivation import KEY_CHARACTERS
 from postroom.errors import InvalidMessage
-from postroom.messages import REQUEST_HEADER, Message
+from postroom.messages import Message
 from postroom.spelling import spelled
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
 ]
 
 HEADER = REQUEST_HEADER
-_MARK = f'"{HEADER}"'
 
 State: TypeAlias = Literal["accepted", "succeeded", "failed", "unknown"]
 STATES: tuple[State, ...] = ("accepted", "succeeded", "failed", "unknown")
@@ -76,12 +76,12 @@ class Note:
 
 def is_entered(message: Message) -> bool:
     """Whether a message has a row in the ledger."""
-    return message.is_request
+    return is_request(message)
 
 
 def entered(messages: Sequence[Message]) -> list[Message]:
     """Those of many messages that have a row in the ledger: for most relays none of them."""
-    return [m for m in messages if m.headers_json is not None and _MARK in m.headers_json]
+    return [m for m in messages if m.headers_json is not None and REQUEST_MARK in m.headers_json]
 
 
 def key_of(message: Message) -> str:

@@ -26,7 +26,7 @@ from postroom.brokers.base import (
     Unknown,
 )
 from postroom.config import Routes
-from postroom.ledger.rules import entered
+from postroom.ledger.rules import entered, is_entered
 from postroom.messages import Message
 from postroom.outbox import attempts
 from postroom.outbox.doubts import Doubts
@@ -136,7 +136,7 @@ class Sender:
     def keeps_doubt(self, message: Message) -> bool:
         """Whether it matters for ever that a message may have arrived: it is a request, or there is
         somebody to ask."""
-        return message.is_request or self.can_be_asked(message.topic)
+        return is_entered(message) or self.can_be_asked(message.topic)
 
     def doubts(self, message: Message) -> bool:
         """Whether a message may have arrived, as far as this relay and its history know."""
