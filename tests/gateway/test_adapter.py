@@ -123,14 +123,11 @@ async def test_a_token_from_a_file_has_no_newline(
     await open_broker("call:postroom.gateway.adapter:send").ping()
 
 
-@pytest.mark.parametrize("token", ["CANARY-77 \n x", "CANARY-77\x00", "CANARY-77é"])
+@pytest.mark.parametrize("token", ["CANARY-77 \n x", "CANARY-77é"])
 async def test_a_token_that_no_header_holds_is_not_shown(
     exchange: Scripted, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
-    try:
-        monkeypatch.setenv("POSTROOM_EXCHANGE_TOKEN", token)
-    except ValueError:
-        pytest.skip("no environment holds it either")
+    monkeypatch.setenv("POSTROOM_EXCHANGE_TOKEN", token)
     outcome = await adapter.send(make_message(b"{}"))
     assert kind(outcome) == (Transient, "misconfigured", "broker")
     assert "CANARY" not in str(outcome)
