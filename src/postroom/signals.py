@@ -43,6 +43,16 @@ SIGNALS: dict[str, tuple[int, str]] = {
     ),
     "message.expired": (logging.WARNING, "id, topic, key, lane, status, attempts, last_error_code"),
     "message.suspect": (logging.WARNING, "id, lane, position, deaths"),
+    "request.accepted": (
+        logging.INFO,
+        "id, idempotency_key, status, attempts, last_error_code, adapter",
+    ),
+    "request.settled": (
+        logging.INFO,
+        "id, idempotency_key, status, attempts, last_error_code, adapter",
+    ),
+    "gateway.trouble": (logging.ERROR, "path, error"),
+    "gateway.unasked": (logging.WARNING, "adapter, advice"),
     "destination.down": (logging.ERROR, "destination, error_code, error, retry_in_seconds"),
     "destination.up": (logging.INFO, "destination"),
     "destination.unclosed": (logging.WARNING, "error"),
@@ -178,7 +188,7 @@ _OPTION = re.compile(
     r"(?i)(?<![\w-])(?P<name>[\w-]*(?:passw(?:or)?d|passfile|pwd|secret|token|api[-_]?key|access[-_]?key)[\w-]*)"
     r"(?P<sep>['\"]?\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)"
 )
-_BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.+/=~-]+")
+_BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[^\s'\"]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 _DATABASES = ("postgres", "mysql", "mariadb", "sqlite")
 

@@ -368,6 +368,12 @@ def _clerk(url: str, **options: Any) -> int:
     return clerk(url, **options)
 
 
+def _trader(url: str, **options: Any) -> int:
+    from traders import trader
+
+    return trader(url, **options)
+
+
 PROGRAMS: dict[str, Callable[..., int]] = {
     "relay": relay,
     "command": command,
@@ -376,4 +382,7 @@ PROGRAMS: dict[str, Callable[..., int]] = {
     "consumer": _consumer,
     "bookkeeper": _bookkeeper,
     "clerk": _clerk,
+    "trader": _trader,
 }
+# What the cradle imports for the first of them, so that the others need not.
+MODULES = {"clerk": "clerks", "trader": "traders"}

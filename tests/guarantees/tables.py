@@ -88,7 +88,7 @@ class Tables:
     def clear(self) -> None:
         """Empty everything and free every lane."""
         others = ("dedup", "lane_batch", "worker", "inbox", "inbox_held", "seat", "idempotency_key")
-        for table in (*CONTENT, *others):
+        for table in (*CONTENT, *others, "ledger"):
             self.query(f"DELETE FROM {{p}}{table}")
         for table in _OURS:
             self.query(f"DELETE FROM {table}")

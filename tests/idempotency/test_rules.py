@@ -4,7 +4,7 @@ import json
 import uuid
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroom.errors import ConfigurationError
@@ -130,6 +130,8 @@ def test_what_is_no_json_is_compared_by_its_bytes() -> None:
         assert canonical_json(body) is None
 
 
+# However slow the machine is.
+SLOWLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, width=32),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -137,6 +139,7 @@ _JSON = st.recursive(
 )
 
 
+@SLOWLY
 @given(_JSON, _JSON)
 def test_equal_documents_and_only_they_are_equal(one: object, other: object) -> None:
     def told(value: object, **how: object) -> bytes | None:
@@ -179,6 +182,7 @@ def test_one_derivation_for_everybody() -> None:
 _PARTS = st.lists(st.text(min_size=1), min_size=1, max_size=4)
 
 
+@SLOWLY
 @given(_PARTS, _PARTS)
 def test_other_parts_are_another_key(one: list[str], other: list[str]) -> None:
     if any("\x00" in part for part in one + other):

@@ -14,10 +14,11 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import parse_qsl
 
+from postroom.spelling import spelled
+
 __all__ = ["HASH_VERSION", "canonical_json", "fingerprint"]
 
 HASH_VERSION = 1
-LONGEST_NUMBER = 4000  # digits; beyond it a number stays as mantissa and exponent
 
 
 def fingerprint(
@@ -58,7 +59,7 @@ def canonical_json(body: bytes) -> bytes | None:
             body, object_pairs_hook=_members, parse_float=number, parse_constant=_refuse
         )
         if has_fractions:
-            return _spelled(document).encode()
+            return spelled(document).encode()
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     except (ValueError, RecursionError, ArithmeticError):
         return None
@@ -73,29 +74,3 @@ def _members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
-
-
-def _spelled(value: Any) -> str:
-    """As `json.dumps` would, with every number in one spelling."""
-    if isinstance(value, dict):
-        members = (f"{json.dumps(name)}:{_spelled(value[name])}" for name in sorted(value))
-        return "{" + ",".join(members) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_spelled, value)) + "]"
-    if isinstance(value, Decimal):
-        return _number(value)
-    return json.dumps(value)
-
-
-def _number(value: Decimal) -> str:
-    negative, digits, exponent = value.as_tuple()
-    assert isinstance(exponent, int)
-    text = "".join(map(str, digits)).lstrip("0")
-    stripped = text.rstrip("0")
-    exponent += len(text) - len(stripped)
-    if not stripped:
-        return "0"
-    sign = "-" if negative else ""
-    if 0 <= exponent <= LONGEST_NUMBER:  # a whole number, spelled as one
-        return f"{sign}{stripped}{'0' * exponent}"
-    return f"{sign}{stripped}e{exponent}"

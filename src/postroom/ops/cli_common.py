@@ -45,6 +45,10 @@ STYLES = {
     "delivered": "green",
     "resolved": "green",
     "done": "green",
+    "accepted": "cyan",
+    "succeeded": "green",
+    "failed": "red",
+    "unknown": "bold yellow",
     "discarded": "dim",
 }
 

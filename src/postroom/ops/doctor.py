@@ -351,6 +351,34 @@ async def _keys(patient: Patient) -> list[Check]:
     return found or [fine("keys", f"no request is in doubt for longer than {age(limit)}")]
 
 
+async def _ledger(patient: Patient) -> list[Check]:
+    """Requests nobody knows the end of, and those whose end was never written down."""
+    limit = int(patient.limits.age_seconds)
+    ((unknown, stranded),) = await patient.link.query(
+        ROOM, "ledger_in_trouble", age_s=limit, most=KEYS_COUNTED
+    )
+    found = []
+    if unknown:
+        found.append(
+            warning(
+                "ledger",
+                f"of {unknown:,} requests nobody knows whether they were carried out",
+                "`postroom ledger list --state unknown`, ask the receiver, then `postroom ledger "
+                "resolve`; an adapter with a `lookup` asks by itself",
+            )
+        )
+    if stranded:
+        found.append(
+            warning(
+                "ledger",
+                f"{stranded:,} requests have no end, and no message that waits: a relay older than "
+                "the ledger has sent them",
+                "upgrade every relay, ask the receiver, then `postroom ledger resolve`",
+            )
+        )
+    return found or [fine("ledger", "what became of each request is known, or its message waits")]
+
+
 async def _routes(patient: Patient) -> list[Check]:
     recorded = patient.state["routes"]
     if not patient.routes.urls or recorded is None:
@@ -368,6 +396,7 @@ async def _routes(patient: Patient) -> list[Check]:
 
 _CHECKS: tuple[Checker, ...] = (
     *(_workers, _lanes, _backlog, _destinations, _dead_letters, _retention, _inbox, _keys),
+    _ledger,
     _clocks,
     _routes,
 )

@@ -316,6 +316,10 @@ UPDATE postroom.held h
               CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
  WHERE h.lane = w.lane AND h.position = w.position
 
+-- name: hold_doubt
+-- It waits untried, and may have arrived before: that is kept with it.
+UPDATE postroom.held SET history = :history WHERE lane = :lane AND position = :position
+
 -- name: heads_arm
 -- The first message of each of these keys becomes due, unless it already has its time or is a
 -- dead letter that holds the key.

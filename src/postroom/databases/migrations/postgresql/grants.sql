@@ -35,6 +35,9 @@ GRANT SELECT, INSERT ON postroom.inbox TO {publisher};
 -- With idempotency keys it remembers what it has answered, and forgets nothing.
 GRANT SELECT, INSERT, UPDATE ON postroom.idempotency_key TO {publisher};
 
+-- It enters requests in the ledger and reads what became of them; only a relay or a person says so.
+GRANT SELECT, INSERT ON postroom.ledger TO {publisher};
+
 -- The consumer may publish too, and keeps what waits to be handled again.
 GRANT {publisher} TO {consumer};
 GRANT UPDATE ON postroom.inbox TO {consumer};
@@ -54,6 +57,7 @@ GRANT SELECT, INSERT ON postroom.archive TO {relay};
 GRANT SELECT, DELETE ON postroom.archive_overflow TO {relay};
 GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom.lane TO {relay};
 GRANT INSERT, UPDATE ON postroom.meta TO {relay};
+GRANT SELECT, UPDATE ON postroom.ledger TO {relay};
 GRANT EXECUTE ON FUNCTION
     postroom.make_archive_days(integer), postroom.drop_archive_days(bigint) TO {relay};
 
@@ -67,7 +71,7 @@ GRANT INSERT, UPDATE, DELETE ON postroom.job, postroom.job_item TO {operator};
 GRANT DELETE ON postroom.dedup, postroom.inbox, postroom.archive_overflow, postroom.worker
     TO {operator};
 GRANT UPDATE, DELETE ON postroom.idempotency_key TO {operator};
-GRANT UPDATE ON postroom.lane TO {operator};
+GRANT UPDATE ON postroom.lane, postroom.ledger TO {operator};
 GRANT INSERT ON postroom.audit TO {operator};
 GRANT EXECUTE ON FUNCTION
     postroom.make_archive_days(integer), postroom.drop_archive_days(bigint) TO {operator};
