@@ -39,7 +39,7 @@ class Service:
             f"{self.address}{PATH}",
             json={"name": name, "do": do},
             headers={**named, **headers},
-            timeout=60,
+            timeout=120,
         )
 
     def work(self, body: bytes, key_for: Callable[..., str]) -> tuple[int, dict[str, str], bytes]:
@@ -50,7 +50,7 @@ class Service:
         if wish["do"] == "fail":
             raise RuntimeError("the card reader broke")
         if wish["do"] == "wait":
-            assert self.gate.wait(30)
+            assert self.gate.wait(120)
         status = int(wish["do"]) if wish["do"].isdecimal() else 201
         if wish["do"] == "large":
             return 200, {}, b"x" * 5000

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -13,7 +13,7 @@ from helpers import eventually
 
 # One for all: a client of its own for each request would read all certificates each time.
 CLIENT = httpx.Client(
-    timeout=60, limits=httpx.Limits(max_connections=200, max_keepalive_connections=0)
+    timeout=120, limits=httpx.Limits(max_connections=200, max_keepalive_connections=0)
 )
 DRIVERS = {"postgresql": "asyncpg", "mysql": "asyncmy", "sqlite": "aiosqlite"}
 SYNC_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "pysqlite"}
@@ -31,7 +31,7 @@ def serve_asgi(app: Any) -> Iterator[str]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    eventually(lambda: server.started, 30)
+    eventually(lambda: server.started, 60)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"
@@ -44,7 +44,12 @@ def serve_asgi(app: Any) -> Iterator[str]:
 def serve_wsgi(app: Any, threads: int = 16) -> Iterator[str]:
     """The address of a running WSGI application."""
     server = waitress.server.create_server(app, host="127.0.0.1", port=0, threads=threads)
-    thread = threading.Thread(target=server.run, daemon=True)
+
+    def run() -> None:
+        with suppress(OSError):  # it looks at its sockets once more when they are closed
+            server.run()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.effective_port}"

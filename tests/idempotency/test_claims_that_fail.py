@@ -10,7 +10,7 @@ import httpx
 import pytest
 from anyio import to_thread
 from fastapi import Depends, FastAPI, HTTPException
-from serving import SYNC_DRIVERS, serve_asgi, with_driver
+from serving import CLIENT, SYNC_DRIVERS, serve_asgi, with_driver
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
@@ -19,7 +19,7 @@ from postroom.idempotency import SHARED, Keys, Name, Policy
 from postroom.idempotency.exchange import Asked
 from postroom.idempotency.fastapi import keyed_session, protect
 from postroom.idempotency.turn import Answered, Turn
-from stages import Stage
+from stages import Stage, Stages
 
 SAME = Policy(mode="same_transaction")
 
@@ -70,18 +70,43 @@ async def test_the_connection_may_be_used_by_others_async(stage: Stage) -> None:
 # SQLite has no limit for a statement.
 @pytest.mark.parametrize("stage", ["postgresql", "mariadb"], indirect=True)
 def test_a_wait_that_the_database_ends_is_no_fault_of_the_store(stage: Stage) -> None:
-    limit: dict[str, Any] = {"options": "-c statement_timeout=300"}
+    limit: dict[str, Any] = {"options": "-c statement_timeout=2000"}
     if stage.database == "mariadb":
-        limit = {"init_command": "SET SESSION max_statement_time = 0.3"}
-    engine = create_engine(with_driver(stage.url, SYNC_DRIVERS), connect_args=limit)
+        limit = {"init_command": "SET SESSION max_statement_time = 2"}
+    url = with_driver(stage.url, SYNC_DRIVERS)
+    patient, hasty = create_engine(url), create_engine(url, connect_args=limit)
     first, second = turn(), turn()
-    first.session(engine)
+    first.session(patient)
     with pytest.raises(Answered) as told:
-        second.session(engine)
+        second.session(hasty)
     assert told.value.answer.status == 409
     second.end()
     first.end()
-    engine.dispose()
+    for engine in (patient, hasty):
+        engine.dispose()
+
+
+def test_the_file_is_waited_for_once(stages: Stages, caplog: pytest.LogCaptureFixture) -> None:
+    """Its busy_timeout is the limit, and not several times that."""
+    stage, statements = stages["sqlite"], list[str]()
+    patience = {"timeout": 0.5}
+    url = with_driver(stage.url, SYNC_DRIVERS)
+    first_engine, engine = create_engine(url), create_engine(url, connect_args=patience)
+    event.listen(
+        engine,
+        "before_cursor_execute",
+        lambda _c, _cursor, statement, *_: statements.append(statement.split()[0]),
+    )
+    first, second = turn(), turn()
+    first.session(first_engine)
+    with pytest.raises(Answered) as told:
+        second.session(engine)
+    assert (told.value.answer.status, statements.count("INSERT")) == (409, 1)
+    assert "key.refused" not in caplog.text, "the store is well"
+    second.end()
+    first.end()
+    for each in (first_engine, engine):
+        each.dispose()
 
 
 @contextmanager
@@ -110,7 +135,7 @@ def in_threads(stage: Stage) -> Iterator[str]:
         raise HTTPException(404)
 
     with serve_asgi(app) as address:
-        httpx.get(f"{address}/few")
+        CLIENT.get(f"{address}/few")
         yield address
     keys.close()
     engine.dispose()
@@ -123,7 +148,7 @@ def test_those_who_wait_leave_a_thread_to_whom_they_wait_for(
     with in_threads(stage) as address, ThreadPoolExecutor(30) as threads:
 
         def one(_: int) -> httpx.Response:
-            return httpx.post(address + path, headers={"Idempotency-Key": "k"}, timeout=50)
+            return CLIENT.post(address + path, headers={"Idempotency-Key": "k"})
 
         answers = list(threads.map(one, range(30)))
     assert Counter(answer.status_code for answer in answers) == {status: 30}

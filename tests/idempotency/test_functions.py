@@ -141,12 +141,12 @@ def test_who_comes_meanwhile_is_refused(stages: Stages) -> None:
     @idempotent("slow", key="order", keys=keys)
     def slow(order: str) -> str:
         begun.set()
-        assert gate.wait(30)
+        assert gate.wait(120)
         return order
 
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(slow, "1")
-        assert begun.wait(30)
+        assert begun.wait(60)
         with pytest.raises(KeyInProgress):
             slow("1")
         gate.set()
@@ -184,7 +184,7 @@ async def test_a_lease_is_kept_while_the_work_lasts(stages: Stages, how: str) ->
 
     def slow(order: str) -> str:
         begun.set()
-        assert gate.wait(30)
+        assert gate.wait(120)
         return order
 
     async def slow_async(order: str) -> str:
@@ -198,9 +198,9 @@ async def test_a_lease_is_kept_while_the_work_lasts(stages: Stages, how: str) ->
     def lease() -> Any:
         return stage.query("SELECT locked_until FROM {p}idempotency_key")
 
-    await eventually_async(begun.is_set)
+    await eventually_async(begun.is_set, 60)
     before = lease()
-    await eventually_async(lambda: lease() > before)
+    await eventually_async(lambda: lease() > before, 60)
     gate.set()
     assert await work == "1"
     await keys.close_async()

@@ -228,7 +228,8 @@ def test_states_and_what_they_mean() -> None:
     assert judge(record(), NAME, "f", "me") == Running(2.0)
     assert judge(record(lease_left_us=-1), NAME, "f", "me") == Doubtful(3, lost=True)
     assert judge(record(lease_left_us=-1, mode="resume"), NAME, "f", "me") == Running(0.0)
-    assert judge(record(lease_left_us=None, mode="same"), NAME, "f", "me") == Doubtful(3)
+    committed_without_answer = record(lease_left_us=None, mode="same")
+    assert judge(committed_without_answer, NAME, "f", "me") == Doubtful(3, lost=True)
     assert judge(record(status="indeterminate"), NAME, "f", "me") == Doubtful(3)
     found = judge(record(status="completed"), NAME, "f", "me")
     assert isinstance(found, Replay)
@@ -275,7 +276,7 @@ def test_a_policy_that_cannot_work(wrong: dict[str, object]) -> None:
 
 def test_every_problem_has_a_type_of_its_own_in_the_openapi() -> None:
     shown = openapi_responses(Policy(required=True, mismatch_status=409))
-    assert sorted(shown) == ["400", "409", "413", "503"]
+    assert sorted(shown) == ["400", "401", "409", "413", "503"]
     text = json.dumps(shown)
     assert all(f"urn:postroom:problem:{kind}" in text for kind in PROBLEMS)
     assert "422" in openapi_responses(Policy())

@@ -62,7 +62,7 @@ class Shop:
     def post(self, path: str, key: str | None, body: Any = None, **headers: str) -> httpx.Response:
         named = {} if key is None else {"Idempotency-Key": key}
         return CLIENT.post(
-            f"{self.address}{path}", json=body, headers={**named, **headers}, timeout=60
+            f"{self.address}{path}", json=body, headers={**named, **headers}, timeout=120
         )
 
 
@@ -74,8 +74,8 @@ def user_of(scope: Any) -> str:
 @contextmanager
 def open_shop(stage: Stage) -> Iterator[Shop]:
     url = with_driver(stage.url)
-    engine = create_async_engine(url, pool_size=10, max_overflow=0, pool_timeout=60)
-    threads = create_engine(with_driver(stage.url, SYNC_DRIVERS), pool_timeout=60)
+    engine = create_async_engine(url, pool_size=10, max_overflow=0, pool_timeout=120)
+    threads = create_engine(with_driver(stage.url, SYNC_DRIVERS), pool_timeout=120)
     if stage.database == "sqlite":
         for each in (engine.sync_engine, threads):
             event.listen(each, "connect", lambda c, _: c.execute("PRAGMA busy_timeout = 60000"))
@@ -116,7 +116,7 @@ def open_shop(stage: Stage) -> Iterator[Shop]:
         await write(session, order.name)
         import asyncio
 
-        await asyncio.to_thread(shop.gate.wait, 30)
+        await asyncio.to_thread(shop.gate.wait, 120)
         return {"name": order.name}
 
     @app.post("/by-body")
@@ -328,7 +328,7 @@ def test_background_work_begins_after_the_commit(shop: Shop) -> None:
     shop.post("/background", "k", {"name": "a"})
     from helpers import eventually
 
-    eventually(lambda: shop.background == ["a"])
+    eventually(lambda: shop.background == ["a"], 60)
 
 
 # SQLite waits for its file.
@@ -339,7 +339,7 @@ def test_who_waits_too_long_is_told_so(shop: Shop, stage: Stage) -> None:
         first = thread.submit(shop.post, "/impatient", "k", {"name": "a"})
         from helpers import eventually
 
-        eventually(lambda: shop.runs["a"] == 1)
+        eventually(lambda: shop.runs["a"] == 1, 60)
         second = shop.post("/impatient", "k", {"name": "a"})
         assert (second.status_code, kind(second)) == (409, "key-in-progress")
         assert int(second.headers["retry-after"]) >= 1

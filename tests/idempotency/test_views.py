@@ -44,7 +44,7 @@ class Shop:
         """What every view does when its row and its message are written."""
         self.begun.set()
         if wish["do"] == "wait":
-            assert self.gate.wait(30)
+            assert self.gate.wait(120)
         if wish["do"] == "fail":
             raise RuntimeError("broken")
         status = int(wish["do"]) if wish["do"].isdecimal() else 201
@@ -53,13 +53,13 @@ class Shop:
     def post(self, key: str | None, name: str, do: str = "", user: str = "ada") -> httpx.Response:
         headers = {"X-User": user} | ({} if key is None else {"Idempotency-Key": key})
         body = {"name": name, "do": do}
-        return CLIENT.post(f"{self.address}/orders", json=body, headers=headers, timeout=60)
+        return CLIENT.post(f"{self.address}/orders", json=body, headers=headers, timeout=120)
 
 
 @contextmanager
 def with_flask(stage: Stage, how: str, policy: Policy) -> Iterator[Shop]:
     shop, outbox = Shop(), Outbox()
-    engine = create_engine(with_driver(stage.url, SYNC_DRIVERS), pool_size=20, pool_timeout=60)
+    engine = create_engine(with_driver(stage.url, SYNC_DRIVERS), pool_size=20, pool_timeout=120)
     if stage.database == "sqlite":
         event.listen(engine, "connect", lambda c, _: c.execute("PRAGMA busy_timeout = 60000"))
     sessions = scoped_session(sessionmaker(engine))
@@ -109,7 +109,7 @@ def with_flask(stage: Stage, how: str, policy: Policy) -> Iterator[Shop]:
 
 def connect(stage: Stage) -> Any:
     if stage.database == "sqlite":
-        return sqlite3.connect(stage.url.removeprefix("sqlite:///"), timeout=60)
+        return sqlite3.connect(stage.url.removeprefix("sqlite:///"), timeout=120)
     if stage.database == "postgresql":
         return psycopg.connect(stage.url)
     options = mysql_options(stage.url)
@@ -211,7 +211,7 @@ def test_who_waits_too_long_is_told_so(framework: str, stage: Stage) -> None:
         ThreadPoolExecutor(1) as thread,
     ):
         first = thread.submit(shop.post, "k", "a", "wait")
-        assert shop.begun.wait(30)
+        assert shop.begun.wait(60)
         second = shop.post("k", "a", "wait")
         assert (second.status_code, kind(second)) == (409, "key-in-progress")
         shop.gate.set()

@@ -167,6 +167,9 @@ def waited_too_long(error: BaseException) -> bool:
         if _library(link) in ("asyncmy", "aiomysql", "pymysql", "MySQLdb"):
             if link.args and link.args[0] in (1205, 1969, 3024):
                 return True
+        elif _library(link) == "sqlite3":
+            # After its busy_timeout; what has read before it writes is told at once, otherwise.
+            return getattr(link, "sqlite_errorname", "") == "SQLITE_BUSY"
         elif (getattr(link, "sqlstate", None) or getattr(link, "pgcode", None)) in _TOO_LONG:
             return True
     return False

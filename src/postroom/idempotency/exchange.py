@@ -109,7 +109,8 @@ def drive(steps: Steps[T], engines: Engines) -> T:
                 try:
                     answer = step.function(step.argument)
                 except Exception as error:
-                    answer = _unverified(step, error)
+                    _unverified(step, error)
+                    answer = None
                 if inspect.isawaitable(answer):
                     raise ConfigurationError("verify is async, and this application is not.")
     except StopIteration as done:
@@ -140,7 +141,8 @@ async def drive_async(steps: Steps[T], engines: Engines) -> T:
                     if inspect.isawaitable(answer):
                         answer = await answer
                 except Exception as error:
-                    answer = _unverified(step, error)
+                    _unverified(step, error)
+                    answer = None
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     finally:
