@@ -221,7 +221,9 @@ def test_who_waits_too_long_is_told_so(framework: str, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_without_the_store_nothing_is_carried_out(framework: str, stage: Stage) -> None:
+def test_without_the_store_nothing_is_carried_out(
+    framework: str, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     prefix = "" if stage.database == "postgresql" else stage.prefix
     with opened(framework, stage, POLICY) as shop:
         stage.query(f"ALTER TABLE {{p}}idempotency_key RENAME TO {prefix}hidden")
@@ -230,6 +232,8 @@ def test_without_the_store_nothing_is_carried_out(framework: str, stage: Stage) 
         finally:
             stage.query(f"ALTER TABLE {{p}}hidden RENAME TO {prefix}idempotency_key")
         assert (answer.status_code, kind(answer)) == (503, "keys-unreachable")
+        (told,) = [line for line in caplog.messages if line.startswith("key.refused")]
+        assert "idempotency_key" in told, "what is missing, whatever the driver"
         assert stage.things() == []
         assert shop.post("k", "a").status_code == 201
     assert stage.things() == ["a"]

@@ -22,7 +22,7 @@ _DUPLICATE = re.compile(r"Duplicate entry '.*'(?= for key)")
 
 def refused(asked: Asked, error: Exception) -> Answer:
     """Nothing was carried out, because its key could not be claimed."""
-    signals.emit("key.refused", operation=asked.name.operation, error=why_of(error))
+    signals.emit("key.refused", operation=asked.name.operation, error=why_of(error, ours=True))
     return problems.unreachable()
 
 
@@ -59,12 +59,13 @@ def tell_replay(asked: Asked, verdict: Verdict) -> None:
         signals.emit("key.replayed", operation=asked.name.operation, status=status)
 
 
-def why_of(error: BaseException | str) -> str:
+def why_of(error: BaseException | str, *, ours: bool = False) -> str:
     """In one line, and without the values of a statement that failed. What the text of other errors
-    holds nobody knows, so their class must do."""
+    holds nobody knows, so their class must do, unless the statement was ours."""
     if isinstance(error, PostroomError | str):
         return str(error)
-    if (inner := getattr(error, "orig", None)) is None:
+    inner = getattr(error, "orig", error if ours else None)
+    if inner is None:
         return type(error).__name__
     line = _DUPLICATE.sub("Duplicate entry …", str(inner).partition("\n")[0])
     return f"{type(error).__name__}: {signals.redact(line)}"
