@@ -91,6 +91,8 @@ def with_flask(stage: Stage, how: str, policy: Policy) -> Iterator[Shop]:
         outbox.publish(session, wish, type="placed", topic="orders")
         if wish["do"] == "commit":
             session.commit()
+        if wish["do"] == "abort":
+            flask.abort(404)
         return shop.work(wish)
 
     if how == "flask middleware":
@@ -122,7 +124,7 @@ def with_django(stage: Stage, policy: Policy) -> Iterator[Shop]:
 
     from django.core.handlers.wsgi import WSGIHandler
     from django.db import connections
-    from django.http import JsonResponse
+    from django.http import Http404, JsonResponse
     from django.test.utils import override_settings
     from django.urls import path
 
@@ -142,6 +144,8 @@ def with_django(stage: Stage, policy: Policy) -> Iterator[Shop]:
         with connections[alias].cursor() as cursor:
             cursor.execute("INSERT INTO thing VALUES (%s)", [wish["name"]])
         outbox.publish(connections[alias], wish, type="placed", topic="orders")
+        if wish["do"] == "abort":
+            raise Http404
         document, status = shop.work(wish)
         return JsonResponse(document, status=status)
 
@@ -191,6 +195,14 @@ def test_what_fails_leaves_nothing(shop: Shop, stage: Stage) -> None:
         answers = [shop.post(do, do, do) for _ in range(2)]
         assert {answer.status_code for answer in answers} == {500 if do == "fail" else int(do)}
         assert shop.runs[do] == (1 if kept else 2), do
+    assert (stage.things(), stage.messages()) == ([], [])
+
+
+def test_a_refusal_that_is_raised_is_kept_too(shop: Shop, stage: Stage) -> None:
+    first, again = shop.post("k", "a", "abort"), shop.post("k", "a", "abort")
+    assert (first.status_code, again.status_code, shop.runs["a"]) == (404, 404, 1)
+    assert first.content == again.content
+    assert again.headers["idempotent-replayed"] == "true"
     assert (stage.things(), stage.messages()) == ([], [])
 
 

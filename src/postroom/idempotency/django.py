@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import BadRequest, RequestDataTooBig
+from django.core.handlers.exception import response_for_exception
 from django.db import connections, transaction
-from django.http import HttpResponse
+from django.http import Http404, HttpResponse
 from django.urls import Resolver404, resolve
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.module_loading import import_string
@@ -174,13 +175,21 @@ def idempotent(
             if isinstance(asked, Answer):
                 return _response(asked)
             lent = _Atomic(using, asked)
-            return lent.around(lambda: view(request, *args, **kwargs), _answer, _response)
+            return lent.around(lambda: _called(view, request, args, kwargs), _answer, _response)
 
         setattr(wrapper, _DECORATED, True)
         # Its own transaction, whatever ATOMIC_REQUESTS says.
         return transaction.non_atomic_requests(using=using)(wrapper)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _called(view: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    """What the view answers; Http404 is an answer too, as Django would give it."""
+    try:
+        return view(request, *args, **kwargs)
+    except (Http404, BadRequest) as refusal:
+        return response_for_exception(request, refusal)
 
 
 class _Atomic(Borrowed):

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import flask
+from werkzeug.exceptions import HTTPException
 
 from postroom.errors import WrongCall
 from postroom.idempotency import problems
@@ -66,13 +67,22 @@ def idempotent(
             if isinstance(asked, Answer):
                 return _response(asked)
             borrowed = Borrowed(session(), asked)
-            return borrowed.around(
-                lambda: flask.make_response(view(*args, **kwargs)), _answer, _response
-            )
+            return borrowed.around(lambda: _called(view, args, kwargs), _answer, _response)
 
         return wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def _called(view: Callable[..., Any], args: Any, kwargs: Any) -> flask.Response:
+    """What the view answers; `abort(404)` is an answer too, as the application would give it."""
+    try:
+        return flask.make_response(view(*args, **kwargs))
+    except HTTPException as refusal:
+        told = flask.make_response(flask.current_app.handle_user_exception(refusal))
+        if told.status_code < 400:
+            raise
+        return told
 
 
 def _seen(request: flask.Request, policy: Policy) -> Seen | None:
