@@ -14,7 +14,17 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from bench import page, picture
 from bench.figures import Figures
 from bench.room import PEERS, Room, install_peers
-from bench.sections import backlog, brokers, consume, drain, latency, publish, scale
+from bench.sections import (
+    backlog,
+    brokers,
+    consume,
+    drain,
+    gateway,
+    keys,
+    latency,
+    publish,
+    scale,
+)
 
 SECTIONS: dict[str, Callable[[Room], Figures]] = {
     "drain": drain.noop,
@@ -29,6 +39,8 @@ SECTIONS: dict[str, Callable[[Room], Figures]] = {
     "memory": scale.memory,
     "two-relays": scale.two,
     "consume": consume.consume,
+    "keys": keys.keys,
+    "gateway": gateway.gateway,
 }
 
 

@@ -13,7 +13,8 @@ import pytest
 HOME = Path(__file__).parent.parent
 # The rest starts many more processes: it is run with the guarantees at full size.
 EVERYDAY = ["hot-key", "backlog"]
-MORE = ["drain", "nats", "latency", "tax", "publish", "pinned", "memory", "two-relays"]
+MORE = ["drain", "nats", "latency", "tax", "publish", "pinned", "memory", "two-relays", "keys"]
+MORE += ["gateway"]
 REQUIRED = os.environ.get("POSTROOM_REQUIRE") == "all"
 BIG = os.environ.get("POSTROOM_GUARANTEES") == "big"
 SECTIONS = EVERYDAY + (MORE if BIG else [])

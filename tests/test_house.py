@@ -187,7 +187,7 @@ def test_metrics_and_alerts_stand_in_the_documentation() -> None:
              for each in registry.collect()]  # fmt: skip
     for name in [*names, *metrics.GAUGES]:
         assert f"| `{name}` |" in text or name == "outbox_age_seconds", name
-    used = set(re.findall(r"\boutbox_\w+", rules))
+    used = set(re.findall(r"\b(?:outbox|idempotency)_\w+", rules))
     assert used <= {*names, *metrics.GAUGES}
     for name in alerts.ALERTS:
         assert f"\n| `{name}` |" in text, name

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from postroom.messages import Draft, Message, message
     from postroom.outbox.publish import Outbox, Published
     from postroom.outbox.relay import Relay
+    from postroom.outbox.requests import Ledger
     from postroom.retry import RetryPolicy
 
 __all__ = [
     "Consumer",
     "Draft",
+    "Ledger",
     "Message",
     "Outbox",
     "PostroomError",
@@ -38,6 +40,7 @@ __all__ = [
 _DOORS = {
     "Consumer": "postroom.inbox.consumer",
     "Draft": "postroom.messages",
+    "Ledger": "postroom.outbox.requests",
     "Message": "postroom.messages",
     "Outbox": "postroom.outbox.publish",
     "PostroomError": "postroom.errors",

@@ -16,6 +16,12 @@ PostroomError
 │   ├── SeveralBinds        the session writes to several databases
 │   └── NotWritten          a queued message can no longer be written; the commit is refused
 ├── ContentChanged          a message came again under its id with other content
+├── KeyRefused              a call with an idempotency key was not carried out
+│   ├── KeyReused           the key was used for another call
+│   ├── KeyInProgress       somebody is at it
+│   ├── KeyInDoubt          whether it was carried out is not known
+│   ├── KeyLost             somebody else has taken it over
+│   └── ResultNotKept       it was carried out before, and its result was too large to be kept
 ├── Rejected                for handlers: this message can never be handled
 └── Refused                 an operator's action that does not fit the state of things
 
@@ -32,6 +38,11 @@ __all__ = [
     "ConfigurationError",
     "ContentChanged",
     "InvalidMessage",
+    "KeyInDoubt",
+    "KeyInProgress",
+    "KeyLost",
+    "KeyRefused",
+    "KeyReused",
     "MessageTooLarge",
     "MissingDriver",
     "NotWritten",
@@ -39,6 +50,7 @@ __all__ = [
     "PublishError",
     "Refused",
     "Rejected",
+    "ResultNotKept",
     "RoutingChanged",
     "SchemaError",
     "SeveralBinds",
@@ -119,6 +131,30 @@ class NotWritten(PublishError):
 
 class ContentChanged(PostroomError):
     """A message came again under the same id with other content."""
+
+
+class KeyRefused(PostroomError):
+    """The call was not carried out, because of its idempotency key."""
+
+
+class KeyReused(KeyRefused):
+    """The key was used for another call; use a new key for a new call."""
+
+
+class KeyInProgress(KeyRefused):
+    """A call with this key is being carried out; try again in a while."""
+
+
+class KeyInDoubt(KeyRefused):
+    """Whether the call was carried out is not known; `postroom keys resolve` decides it."""
+
+
+class KeyLost(KeyRefused):
+    """The lease of this run is over and somebody else goes on with it; nothing was written."""
+
+
+class ResultNotKept(KeyRefused):
+    """The call was carried out before, and its result was too large to be kept."""
 
 
 class Rejected(PostroomError):

@@ -43,6 +43,16 @@ SIGNALS: dict[str, tuple[int, str]] = {
     ),
     "message.expired": (logging.WARNING, "id, topic, key, lane, status, attempts, last_error_code"),
     "message.suspect": (logging.WARNING, "id, lane, position, deaths"),
+    "request.accepted": (
+        logging.INFO,
+        "id, idempotency_key, status, attempts, last_error_code, adapter",
+    ),
+    "request.settled": (
+        logging.INFO,
+        "id, idempotency_key, status, attempts, last_error_code, adapter",
+    ),
+    "gateway.trouble": (logging.ERROR, "path, error"),
+    "gateway.unasked": (logging.WARNING, "adapter, advice"),
     "destination.down": (logging.ERROR, "destination, error_code, error, retry_in_seconds"),
     "destination.up": (logging.INFO, "destination"),
     "destination.unclosed": (logging.WARNING, "error"),
@@ -83,6 +93,15 @@ SIGNALS: dict[str, tuple[int, str]] = {
         "consumer, incarnation, held, blocked, oldest_held_seconds",
     ),
     "inbox.unmeasured": (logging.DEBUG, "consumer, incarnation"),
+    "key.executed": (logging.DEBUG, "operation, mode, status, attempts"),
+    "key.replayed": (logging.DEBUG, "operation, status"),
+    "key.refused": (logging.ERROR, "operation, error"),
+    "key.lost": (logging.WARNING, "operation, idempotency_key, epoch"),
+    "key.indeterminate": (logging.ERROR, "operation, idempotency_key, error"),
+    "key.unprotected": (logging.ERROR, "operation, error"),
+    "key.unverified": (logging.WARNING, "operation, error"),
+    "key.resumed": (logging.INFO, "operation, idempotency_key, attempts"),
+    "key.worker_failed": (logging.ERROR, "error, retry_in_seconds"),
     "alert.raised": (logging.ERROR, "alert, text, count"),
     "alert.resolved": (logging.INFO, "alert, text"),
     "alert.lost": (logging.WARNING, "receiver, error, count"),
@@ -169,7 +188,7 @@ _OPTION = re.compile(
     r"(?i)(?<![\w-])(?P<name>[\w-]*(?:passw(?:or)?d|passfile|pwd|secret|token|api[-_]?key|access[-_]?key)[\w-]*)"
     r"(?P<sep>['\"]?\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)"
 )
-_BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.+/=~-]+")
+_BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[^\s'\"]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 _DATABASES = ("postgres", "mysql", "mariadb", "sqlite")
 

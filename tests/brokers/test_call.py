@@ -356,6 +356,19 @@ async def test_lookup(make: Make, answer: object, outcome: object) -> None:
     assert await broker.lookup(make_message()) == outcome
 
 
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(ValueError, Unknown), (ConnectionRefusedError, Transient)]
+)
+async def test_what_can_be_asked_is_unknown_after_an_exception(
+    make: Make, error: type[Exception], outcome: type
+) -> None:
+    def body(_: object) -> None:
+        raise error("too late?")
+
+    broker = LookUpCallBroker(make(body), lambda _: False)
+    assert [type(each) for each in await broker.send([make_message()])] == [outcome]
+
+
 async def test_a_lookup_that_fails_leaves_it_unknown(make: Make) -> None:
     def body(message: Message) -> bool:
         raise ConnectionError("password=canary")

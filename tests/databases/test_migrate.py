@@ -24,6 +24,7 @@ from postroom.databases.urls import resolve
 from postroom.errors import ConfigurationError, PostroomError, Refused, SchemaError
 from servers import MariaDBServer, PostgresServer
 
+NEWEST = schema.newest("sqlite")
 MESSAGE = (
     "INSERT INTO {p}outbox (lane, id, topic, type, content_type, payload, size)"
     " VALUES (1, '018f0000-0000-7000-8000-000000000001', 't', 'x', 'text/plain', 'secret', 6)"
@@ -103,13 +104,13 @@ async def test_what_the_scripts_make_is_what_is_there(database_url: str) -> None
 async def test_the_printed_script_installs_too(database_url: str, raw: Raw) -> None:
     raw.script(migrate.sql(raw.dialect))
     assert await migrate.check(database_url) == []
-    assert await migrate.install(database_url) == migrate.Change(3, 3)
+    assert await migrate.install(database_url) == migrate.Change(NEWEST, NEWEST)
     assert migrate.sql(raw.dialect, from_version=schema.newest(raw.dialect)) == ""
 
 
 async def test_downgrade_removes_everything(database_url: str, raw: Raw) -> None:
     await migrate.install(database_url)
-    assert await migrate.downgrade(database_url, 0) == migrate.Change(3, 0)
+    assert await migrate.downgrade(database_url, 0) == migrate.Change(NEWEST, 0)
     assert await migrate.version(database_url) == 0
     [problem] = await migrate.check(database_url)
     assert "postroom db install" in problem
@@ -139,10 +140,10 @@ async def test_downgrade_keeps_undelivered_messages(
     with pytest.raises(Refused, match=table):
         await migrate.downgrade(database_url, 0)
     assert await migrate.check(database_url) == []
-    assert await migrate.downgrade(database_url, 0, force=True) == migrate.Change(3, 0)
+    assert await migrate.downgrade(database_url, 0, force=True) == migrate.Change(NEWEST, 0)
 
 
-@pytest.mark.parametrize("table", ["inbox", "job", "inbox_held"])
+@pytest.mark.parametrize("table", ["inbox", "job", "inbox_held", "idempotency_key", "ledger"])
 async def test_downgrade_keeps_what_only_the_newer_tables_hold(
     database_url: str, raw: Raw, table: str
 ) -> None:
@@ -154,6 +155,19 @@ async def test_downgrade_keeps_what_only_the_newer_tables_hold(
             "INSERT INTO {p}inbox_held (consumer, message_id, topic, type, content_type, payload,"
             " size) VALUES ('billing', 'm', 't', 'x', 'text/plain', '', 0)"
         )
+    elif table == "idempotency_key":
+        key = "`key`" if raw.dialect == "mysql" else "key"
+        raw.run(
+            f"INSERT INTO {{p}}idempotency_key (scope, operation, {key}, fingerprint, mode, status,"
+            " owner, expires_at) VALUES ('', 'o', 'k', 'f', 'same', 'completed', '', "
+            f"{0 if raw.dialect == 'sqlite' else repr('2030-01-01')})"
+        )
+    elif table == "ledger":
+        column = "`key`" if raw.dialect == "mysql" else "key"
+        raw.run(
+            f"INSERT INTO {{p}}ledger (id, scope, {column}, digest, state, request)"
+            " VALUES ('00000000-0000-4000-8000-000000000001', 's', 'k', 'd', 'accepted', '')"
+        )
     else:
         raw.run(
             "INSERT INTO {p}job (id, kind, state, wish, total, who) VALUES"
@@ -162,10 +176,10 @@ async def test_downgrade_keeps_what_only_the_newer_tables_hold(
     with pytest.raises(Refused, match=table):
         await migrate.downgrade(database_url, 1)
     assert await migrate.check(database_url) == []
-    assert await migrate.downgrade(database_url, 1, force=True) == migrate.Change(3, 1)
+    assert await migrate.downgrade(database_url, 1, force=True) == migrate.Change(NEWEST, 1)
     [problem] = await migrate.check(database_url)
     assert "postroom db upgrade" in problem
-    assert await migrate.upgrade(database_url) == migrate.Change(1, 3)
+    assert await migrate.upgrade(database_url) == migrate.Change(1, NEWEST)
     assert await migrate.check(database_url) == []
 
 
@@ -253,7 +267,7 @@ def test_four_processes_install_at_once(database_url: str) -> None:
         installer.stdin.flush()
     answers = [installer.communicate(timeout=60) for installer in installers]
     assert [installer.returncode for installer in installers] == [0] * 4, answers
-    assert all("after=3" in out for out, _ in answers)
+    assert all(f"after={NEWEST}" in out for out, _ in answers)
     assert asyncio.run(migrate.check(database_url)) == []
 
 
@@ -388,6 +402,8 @@ ALLOWED = {
         "SELECT 1 FROM {p}outbox WHERE id = '018f0000-0000-7000-8000-000000000001'",
         "SELECT 1 FROM {p}archive WHERE id = '018f0000-0000-7000-8000-000000000001'",
         "SELECT value FROM {p}meta",
+        "UPDATE {p}idempotency_key SET status = 'completed'",
+        "SELECT state FROM {p}ledger",
     ],
     "relay": [
         MESSAGE,
@@ -397,6 +413,7 @@ ALLOWED = {
         "SELECT lane FROM {p}lane FOR UPDATE",
         "SELECT lane FROM {p}lane LOCK IN SHARE MODE",
         "UPDATE {p}held SET attempts = 2",
+        "UPDATE {p}ledger SET state = 'succeeded' WHERE attempts = 7",
         "SELECT postroom.make_archive_days(7)",
     ],
     "consumer": [
@@ -423,6 +440,8 @@ DENIED = {
         "DELETE FROM {p}outbox",
         "UPDATE {p}outbox SET topic = 'x'",
         "DELETE FROM {p}dedup",
+        "DELETE FROM {p}idempotency_key",
+        "UPDATE {p}ledger SET state = 'succeeded'",
         "SELECT payload FROM {p}dead_letter",
         "UPDATE {p}lane SET paused = true",
         "INSERT INTO {p}audit (who, what, subject) VALUES ('me', 'x', 'y')",
@@ -430,9 +449,11 @@ DENIED = {
     ],
     "relay": [
         "UPDATE {p}lane SET paused = true",
+        "SELECT response_body FROM {p}idempotency_key",
         "SELECT * FROM {p}audit",
         "DELETE FROM {p}audit",
         "DELETE FROM {p}lane",
+        "DELETE FROM {p}ledger",
         "DROP TABLE {p}outbox",
     ],
     "consumer": [

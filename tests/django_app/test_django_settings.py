@@ -30,6 +30,7 @@ WRONG = {
     "bytes": ({"max_bytes": "1 MB"}, r"\['max_bytes'\] must be a whole number above zero"),
     "no bytes": ({"max_bytes": 0}, "above zero"),
     "notify": ({"notify": "yes"}, r"\['notify'\] must be True or False"),
+    "keys": ({"keys": 5}, r"\['keys'\] must say where your Keys are"),
     "notify here": ({"notify": True}, r"\['notify'\] needs PostgreSQL; leave it out"),
     "routes": ({"routes": ["orders"]}, "must be a dict of message types to topics"),
     "a topic": ({"routes": {"order.*": "a b"}}, r"routes\['order\.\*'\]: bad topic 'a b'"),

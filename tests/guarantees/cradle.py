@@ -7,6 +7,7 @@ Orders and news are lines of JSON on stdin and stdout; the end of stdin ends eve
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import selectors
@@ -51,6 +52,8 @@ def main() -> None:
 
 
 def bear(order: dict[str, Any], programs: Any) -> None:
+    if (module := programs.MODULES.get(order["program"])) is not None:
+        importlib.import_module(module)
     pid = os.fork()
     if pid:
         tell({"born": order["order"], "pid": pid})

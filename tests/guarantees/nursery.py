@@ -71,7 +71,7 @@ class Child:
         """Whether a text stands in its log, so many times."""
         return self.log.count(text) >= times
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = 120.0) -> int:
         """Wait for its end; returns the exit code."""
         return self._nursery.wait(self, timeout)
 
@@ -107,7 +107,7 @@ class Nursery:
         with self._changed:
             self._cradle.stdin.write(json.dumps(order).encode() + b"\n")
             self._cradle.stdin.flush()
-            if not self._changed.wait_for(lambda: number in self._born or self._over, 30):
+            if not self._changed.wait_for(lambda: number in self._born or self._over, 120):
                 raise TimeoutError("the cradle bears no children")
             if self._over:
                 raise RuntimeError("the cradle died, and all children with it")
@@ -126,7 +126,7 @@ class Nursery:
     def close(self) -> None:
         assert self._cradle.stdin is not None
         self._cradle.stdin.close()
-        self._cradle.wait(10)
+        self._cradle.wait(60)
         self._reader.join(10)
         assert self._cradle.stdout is not None
         self._cradle.stdout.close()

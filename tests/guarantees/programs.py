@@ -362,6 +362,18 @@ def _bookkeeper(url: str, **options: Any) -> int:
     return bookkeeper(url, **options)
 
 
+def _clerk(url: str, **options: Any) -> int:
+    from clerks import clerk
+
+    return clerk(url, **options)
+
+
+def _trader(url: str, **options: Any) -> int:
+    from traders import trader
+
+    return trader(url, **options)
+
+
 PROGRAMS: dict[str, Callable[..., int]] = {
     "relay": relay,
     "command": command,
@@ -369,4 +381,8 @@ PROGRAMS: dict[str, Callable[..., int]] = {
     "publisher": publisher,
     "consumer": _consumer,
     "bookkeeper": _bookkeeper,
+    "clerk": _clerk,
+    "trader": _trader,
 }
+# What the cradle imports for the first of them, so that the others need not.
+MODULES = {"clerk": "clerks", "trader": "traders"}

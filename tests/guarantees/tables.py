@@ -87,7 +87,8 @@ class Tables:
 
     def clear(self) -> None:
         """Empty everything and free every lane."""
-        for table in (*CONTENT, "dedup", "lane_batch", "worker", "inbox", "inbox_held", "seat"):
+        others = ("dedup", "lane_batch", "worker", "inbox", "inbox_held", "seat", "idempotency_key")
+        for table in (*CONTENT, *others, "ledger"):
             self.query(f"DELETE FROM {{p}}{table}")
         for table in _OURS:
             self.query(f"DELETE FROM {table}")

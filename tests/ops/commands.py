@@ -22,7 +22,7 @@ def postroom(*arguments: str, cwd: Path, **environ: str) -> subprocess.Completed
         env={**clean, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

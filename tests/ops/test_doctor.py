@@ -138,6 +138,14 @@ def _kept(house: House) -> None:
     house.sql("INSERT INTO {p}meta (name, value) VALUES ('keep_delivered_seconds', '60')")
 
 
+def _doubt(house: House, status: str, mode: str) -> None:
+    house.sql("INSERT INTO {p}idempotency_key (scope, operation, {key}, fingerprint, mode, status,"
+              " owner, created_at, locked_until, expires_at, error) VALUES"
+              " ('ada', 'charge', 'k', 'f', %s, %s, '', %s, %s, %s, 'lost')",
+              mode, status, house.ago(7200), house.ago(3600) if mode == "resume" else None,
+              house.ago(-DAY))  # fmt: skip
+
+
 TROUBLES: dict[str, tuple[str, str, str, Callable[[House], Any]]] = {
     "no relay": ("workers", "wrong", "messages wait and no relay is alive", _no_relay),
     "lanes nobody works": ("lanes", "wrong", "which nobody works", _no_relay),
@@ -160,6 +168,14 @@ TROUBLES: dict[str, tuple[str, str, str, Callable[[House], Any]]] = {
     ),
     "dedup keys not pruned": ("retention", "warning", "dedup keys are 30 d old", _old_dedup),
     "an archive not pruned": ("retention", "warning", "delivered messages are", _old_archive),
+    "a request in doubt": (
+        "keys", "warning", "of 1 requests nobody knows whether they were carried out, the oldest",
+        lambda h: _doubt(h, "indeterminate", "external"),
+    ),
+    "a request at rest": (
+        "keys", "warning", "1 resumable requests are at rest, the first for 60 m",
+        lambda h: _doubt(h, "pending", "resume"),
+    ),
     "another retention": ("retention", "warning", "the settings here say 7 d", _kept),
 }  # fmt: skip
 

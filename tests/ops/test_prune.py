@@ -70,6 +70,14 @@ def fill(here: Here, house: House) -> None:
         for position in range(3):
             house.sql("INSERT INTO {p}job_item (job, id, position) VALUES (%s, %s, %s)",
                       job, new_id(), position)  # fmt: skip
+    # What was answered and has expired goes; what nobody knows the end of stays.
+    for key, status, at in (
+        ("old", "completed", old), ("new", "completed", house.ago(-60)),
+        ("doubt", "indeterminate", old), ("lost", "pending", old),
+    ):  # fmt: skip
+        house.sql("INSERT INTO {p}idempotency_key (scope, operation, {key}, fingerprint, mode,"
+                  " status, owner, expires_at) VALUES ('s', 'o', %s, 'f', 'external', %s, '', %s)",
+                  key, status, at)  # fmt: skip
     house.sql("DELETE FROM {p}audit")
 
 
@@ -85,15 +93,18 @@ def _age_archive(house: House) -> None:
 
 
 def counts(house: House) -> dict[str, int]:
-    tables = ("archive", "dedup", "dead_letter", "inbox", "job", "job_item", "worker")
+    tables = ("archive", "dedup", "dead_letter", "inbox", "job", "job_item", "worker",
+              "idempotency_key")  # fmt: skip
     return {table: house.count(table) for table in tables}
 
 
 BEFORE = {
     "archive": 2, "dedup": 2, "dead_letter": 3, "inbox": 2, "job": 3, "job_item": 9, "worker": 2,
+    "idempotency_key": 4,
 }  # fmt: skip
 AFTER = {
     "archive": 1, "dedup": 1, "dead_letter": 2, "inbox": 1, "job": 2, "job_item": 6, "worker": 1,
+    "idempotency_key": 3,
 }  # fmt: skip
 
 

@@ -229,14 +229,20 @@ async def test_what_is_behind_a_failure_of_its_key_spends_nothing(post: Post, on
     assert post.of("message.held") == []
 
 
-@pytest.mark.parametrize("found", [Delivered(), BUSY], ids=["arrived", "did not arrive"])
+@pytest.mark.parametrize(
+    "found",
+    [Delivered(), Transient("not_arrived", "nowhere")],
+    ids=["arrived", "did not arrive"],
+)
 async def test_a_broker_that_can_look_up_is_asked(post: Post, found: Outcome) -> None:
     stub = Searchable(found, [Unknown("lost", "no answer")])
     relay = post.relay("memory://stub", brokers={"memory://stub": stub})
     post.publish(note("k", 1))
     await drain_until_empty(post, relay)
-    assert stub.asked == [1]
-    assert stub.sent == ([1] if isinstance(found, Delivered) else [1, 1])
+    arrived = isinstance(found, Delivered)
+    # At once, and once more before it is sent again: it may have been on its way.
+    assert stub.asked == ([1] if arrived else [1, 1])
+    assert stub.sent == ([1] if arrived else [1, 1])
 
 
 @pytest.mark.parametrize(

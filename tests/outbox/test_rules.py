@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from helpers_messages import make_message, make_messages
 from postroom import signals
-from postroom.brokers.base import DELIVERED, Outcome, Permanent, Transient, Unknown
+from postroom.brokers.base import (
+    DELIVERED,
+    Delivered,
+    Outcome,
+    Permanent,
+    Transient,
+    Unknown,
+)
 from postroom.config import Routes
 from postroom.dead_letters.rules import HISTORY_ENTRIES
 from postroom.errors import ConfigurationError
@@ -26,10 +33,14 @@ from postroom.outbox.rules import (
     Down,
     Hold,
     Leftover,
+    Settled,
     Verdict,
     add_history,
+    after_a_look,
     fair_share,
     fence_number,
+    learnt,
+    may_be_sent,
     segments,
     verdict,
     waves,
@@ -219,16 +230,82 @@ TWO = RetryPolicy((5.0,), attempts=2)
         (Transient("busy", "no", retry_after_seconds=7), 0, Hold(7, "busy", "no")),
         (Transient("busy", "no", retry_after_seconds=7), 1, Bury("busy", "no")),
         (Permanent("bad", "never"), 0, Bury("bad", "never")),
-        (Unknown("lost", "silence"), 0, Hold(5, "lost", "silence")),
-        (Unknown("lost", "silence"), 1, Bury("lost", "outcome unknown: silence")),
+        (Unknown("lost", "silence"), 0, Hold(5, "lost", "silence", doubt=True)),
+        (Unknown("lost", "silence"), 1, Bury("lost", "outcome unknown: silence", doubt=True)),
+        (Delivered("order 7"), 0, Settled("order 7")),
         (Transient("off", "no", down="broker"), 1, Down("broker", "off", "no")),
         (Transient("off", "no", down="topic"), 99, Down("topic", "off", "no")),
-        (Unknown("off", "no", down="broker"), 99, Down("broker", "off", "no")),
+        (Unknown("off", "no", down="broker"), 99, Down("broker", "off", "no", doubt=True)),
     ],
 )
 def test_verdicts(outcome: Outcome, attempts: int, expected: Verdict) -> None:
     message = make_message()._replace(attempts=attempts)
     assert verdict(outcome, message, TWO, lambda: 0.5) == expected
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sent", "expected"),
+    [
+        (Transient("busy", "no"), True, Bury("busy", "outcome unknown: no", doubt=True)),
+        (Permanent("bad", "never"), True, Bury("bad", "never", doubt=True)),
+        (Transient("off", "no", down="broker"), True, Down("broker", "off", "no", doubt=True)),
+        (Unknown("off", "?"), False, Bury("off", "outcome unknown: ?", doubt=True)),
+        (
+            Unknown("off", "?", down="broker"),
+            False,
+            Hold(5, "off", "?", doubt=True, spent=False),
+        ),
+        (DELIVERED, False, SETTLED),
+    ],
+)
+def test_verdicts_in_doubt(outcome: Outcome, sent: bool, expected: Verdict) -> None:
+    message = make_message()._replace(attempts=1)
+    assert verdict(outcome, message, TWO, lambda: 0.5, True, sent) == expected
+
+
+# ── Doubt ──────────────────────────────────────────────────────────────────────────────────────
+
+YES, NO = Delivered("booked"), Permanent("refused", "no")
+ABSENT, NOBODY = Transient("not_arrived", "not there"), Unknown("still_unknown", "cannot tell")
+BUSY, BAD, SILENCE = Transient("busy", "no"), Permanent("bad", "never"), Unknown("lost", "silence")
+
+
+@pytest.mark.parametrize("found", [YES, NO, ABSENT, NOBODY, Unknown("off", "?", down="broker")])
+def test_a_clear_answer_is_what_it_is(found: Outcome) -> None:
+    assert learnt(found) == found
+    assert may_be_sent(found) is (found == ABSENT)
+
+
+@pytest.mark.parametrize(
+    ("found", "worth"),
+    [
+        (Transient("busy", "ask later"), Unknown("busy", "ask later")),
+        (Transient("off", "x", down="broker"), Unknown("off", "x", down="broker")),
+        (Transient("not_arrived", "x", down="topic"), Unknown("not_arrived", "x", down="topic")),
+    ],
+)
+def test_other_answers_say_nothing_of_the_message(found: Outcome, worth: Outcome) -> None:
+    assert learnt(found) == worth
+    assert not may_be_sent(learnt(found))
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer", "outcome", "doubt"),
+    [
+        *((sent, YES, YES, False) for sent in (BUSY, BAD, SILENCE)),
+        *((sent, NO, NO, False) for sent in (BUSY, BAD, SILENCE)),
+        (BUSY, ABSENT, BUSY, False),
+        (BAD, ABSENT, BAD, False),
+        (SILENCE, ABSENT, Unknown("not_arrived", "not there"), True),
+        (SILENCE, NOBODY, NOBODY, True),
+        (SILENCE, Unknown("off", "?", down="broker"), Unknown("off", "?"), True),
+        (BUSY, NOBODY, Unknown("busy", "no; asked again: cannot tell"), True),
+        (BAD, NOBODY, Unknown("bad", "never; asked again: cannot tell"), True),
+        *((DELIVERED, answer, DELIVERED, False) for answer in (ABSENT, NOBODY)),
+    ],
+)
+def test_after_a_look(sent: Outcome, answer: Outcome, outcome: Outcome, doubt: bool) -> None:
+    assert after_a_look(sent, answer) == (outcome, doubt)
 
 
 # ── When to try again ──────────────────────────────────────────────────────────────────────────

@@ -25,6 +25,12 @@ RECEIVING = "tests/brokers/test_receiving.py::"
 CONSUMER = "tests/inbox/test_consumer.py::"
 HANDLERS = "tests/inbox/test_failures.py::"
 SEATS = "tests/inbox/test_seats.py::"
+SAME = "tests/idempotency/test_same_transaction.py::"
+KEYED = "tests/idempotency/test_frameworks.py::"
+PLACES = ("starlette-sqlite", "starlette-postgresql", "flask-mariadb")
+LEDGER = "tests/ledger/test_ledger.py::"
+DOUBTS = "tests/ledger/test_ledger_doubts.py::"
+GATEWAY = "tests/gateway/test_gateway.py::"
 
 
 def on(test: str, *cases: str) -> tuple[str, ...]:
@@ -293,6 +299,90 @@ BUGS: dict[str, Bug] = {
             f"{HANDLERS}test_the_same_id_with_other_content_is_buried_and_not_skipped",
             *ALL,
         ),
+    ),
+    "key_without_scope": Bug(
+        "a key belongs to nobody, so that one user is told another's answer",
+        on(f"{SAME}test_one_user_never_sees_another_s_answer", *ALL),
+    ),
+    "fingerprint_not_compared": Bug(
+        "another request with a known key is answered from memory",
+        on(f"{SAME}test_another_request_with_the_key_is_refused", *ALL),
+    ),
+    "key_in_a_second_transaction": Bug(
+        "a key is claimed in a commit of its own, and stays when its request is rolled back",
+        on(f"{SAME}test_refusals_that_pass_leave_nothing", *(f"{kind}-500" for kind in ALL)),
+    ),
+    "key_free_before_its_answer": Bug(
+        "the key of a request is free again before its answer is written down",
+        on(f"{KEYED}test_one_effect_and_one_answer", *PLACES),
+    ),
+    "key_without_epoch": Bug(
+        "whoever comes late overwrites the answer that another has given",
+        on(f"{KEYED}test_whoever_was_overruled_writes_nothing", *PLACES),
+    ),
+    "lost_key_run_again": Bug(
+        "a request whose process was lost is carried out again, whatever it did elsewhere",
+        on(f"{KEYED}test_a_lost_owner_leaves_a_doubt", *PLACES),
+    ),
+    "sent_again_unasked": Bug(
+        "what may have arrived is sent again without a look whether it did",
+        (
+            *on(f"{LEDGER}test_what_a_dead_relay_was_sending_is_asked_for_first", *ALL),
+            *on(f"{LEDGER}test_one_that_was_on_its_way_is_found_before_it_is_sent_again", *ALL),
+        ),
+    ),
+    "doubt_left_behind": Bug(
+        "what may have arrived and waits elsewhere is taken for something new",
+        on(f"{DOUBTS}test_a_suspect_behind_a_suspect_is_asked_for", *ALL),
+    ),
+    "doubt_forgotten": Bug(
+        "an answer to the second try says that the first did not arrive",
+        (
+            *on(f"{DOUBTS}test_not_arrived_ends_the_doubt_for_no_later_try", *ALL),
+            *on(
+                f"{DOUBTS}test_a_refusal_in_doubt_is_asked_for_before_it_is_believed",
+                *(f"{kind}-yes" for kind in ALL),
+            ),
+        ),
+    ),
+    "journal_dropped_in_doubt": Bug(
+        "a relay that lost its database forgets in its journal what it was sending",
+        on(f"{DOUBTS}test_what_was_sent_and_not_settled_outlives_a_stop", *ALL),
+    ),
+    "any_answer_is_not_arrived": Bug(
+        "a look-up that reached nobody means that nothing arrived",
+        on(f"{DOUBTS}test_only_not_arrived_means_so", *(f"{kind}-unreachable" for kind in ALL)),
+    ),
+    "unknown_called_failed": Bug(
+        "the ledger says failed of a request that may have arrived",
+        on(f"{LEDGER}test_what_may_have_arrived_has_not_failed", *ALL),
+    ),
+    "notes_unfenced": Bug(
+        "a relay that lost its lane still writes into the ledger",
+        on(f"{LEDGER}test_a_lane_that_was_lost_says_nothing", *ALL),
+    ),
+    "finished_overwritten": Bug(
+        "a late copy of a message changes how its request ended",
+        on(f"{LEDGER}test_a_late_copy_changes_nothing", *ALL),
+    ),
+    "digest_not_compared": Bug(
+        "another request under a known key is answered with the first one's result",
+        on(f"{LEDGER}test_a_key_is_accepted_once", *ALL),
+    ),
+    "answered_before_commit": Bug(
+        "the gateway says that it has accepted an order before that is committed",
+        on(f"{GATEWAY}test_first_202_then_200_and_another_order_409", *ALL),
+    ),
+    "key_ends_with_its_client": Bug(
+        "a client that hangs up ends the work of its request in the middle",
+        on(
+            "tests/guarantees/test_hanging_up.py::test_at_each_await",
+            *(f"{kind}-external" for kind in ALL),
+        ),
+    ),
+    "point_not_fenced": Bug(
+        "a resumable run that was taken over still reaches its points",
+        on("tests/idempotency/test_resume.py::test_who_was_taken_over_reaches_no_point", *ALL),
     ),
 }
 

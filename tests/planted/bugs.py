@@ -1,5 +1,6 @@
 """How each bug is planted: a function of its name. What it replaces must be there, or it fails."""
 
+import asyncio
 import os
 import signal
 import time
@@ -19,20 +20,27 @@ from postroom.databases import sql
 from postroom.databases.sql import Prepared
 from postroom.dead_letters import store as letters
 from postroom.flow import Flow, Value
+from postroom.gateway.counter import Counter
+from postroom.idempotency import exchange, keys, store
+from postroom.idempotency import rules as key_rules
+from postroom.idempotency.transaction import KeyedTransaction
 from postroom.inbox.rules import Letter
 from postroom.inbox.store import Opened, Seat
 from postroom.inbox.store import Store as InboxStore
 from postroom.inbox.transactions import AsyncTransaction
 from postroom.inbox.working import Worker
+from postroom.ledger import store as ledger
+from postroom.ledger.rules import Entry
 from postroom.messages import Message
 from postroom.ops import cli_relay
+from postroom.outbox import doubts, noting, publish, requests, rules, sending, writing
 from postroom.outbox import lane as lanes
-from postroom.outbox import publish, rules, sending, writing
+from postroom.outbox.doubts import Doubts, Finding
 from postroom.outbox.lane import Lane, _Batch
 from postroom.outbox.office import Office
 from postroom.outbox.rules import SETTLED, Horizon, Leftover, Settled, Verdict
 from postroom.outbox.sending import Sender
-from postroom.outbox.store import ROOM, Ask, Change
+from postroom.outbox.store import ROOM, Ask, Change, Store
 from postroom.outbox.together import Pulse
 
 FENCED = ("fence", "journal_write", "settle_deleted", "settle_archived")
@@ -438,3 +446,165 @@ def effect_in_a_second_transaction() -> None:
 
     first = AsyncTransaction.call
     AsyncTransaction.call = call  # type: ignore[method-assign]
+
+
+# ── Idempotency keys ───────────────────────────────────────────────────────────────────────────
+
+
+def reword_keys(name: str, change: Mapping[str, tuple[str, str]]) -> None:
+    for dialect, (old, new) in change.items():
+        queries = sql._room(store.ROOM)[dialect]
+        assert old in queries[name], f"{name} of {dialect} does not say {old!r} any more"
+        queries[name] = queries[name].replace(old, new)
+    sql.prepare.cache_clear()
+
+
+def key_without_scope() -> None:
+    keys.scope_name = lambda scope: "everybody"
+
+
+def fingerprint_not_compared() -> None:
+    judge = key_rules.judge
+
+    def careless(record: Any, name: Any, fingerprint: str, owner: str) -> Any:
+        return judge(record._replace(fingerprint=fingerprint), name, fingerprint, owner)
+
+    store.judge = careless
+
+
+def key_in_a_second_transaction() -> None:
+    begin = KeyedTransaction.begin
+
+    def early(self: KeyedTransaction) -> Any:
+        verdict = begin(self)
+        if self.mine is not None:
+            self.commit()
+            self._root = self.connection.begin()
+        return verdict
+
+    KeyedTransaction.begin = early  # type: ignore[method-assign]
+
+
+def key_free_before_its_answer() -> None:
+    def finish(mine: Any, answer: Any, *, keep_seconds: float) -> Any:
+        return store.fail(mine, "free", keep_seconds=keep_seconds)
+
+    exchange.store.finish = finish
+
+
+def key_without_epoch() -> None:
+    words = "AND owner = :owner\n   AND epoch = :epoch AND status IN ('pending', 'indeterminate')"
+    reword_keys("finish", dict.fromkeys(sql.DIALECTS, (words, "")))
+
+
+def lost_key_run_again() -> None:
+    reword_keys("claim", dict.fromkeys(sql.DIALECTS, ("'resume'", "'external'")))
+
+
+def key_ends_with_its_client() -> None:
+    from postroom.idempotency.asgi import IdempotencyMiddleware
+
+    async def in_task(self: Any, work: Any, request: Any) -> None:
+        await work
+
+    IdempotencyMiddleware._in_task = in_task  # type: ignore[method-assign]
+
+
+def point_not_fenced() -> None:
+    words = "AND owner = :owner\n   AND epoch = :epoch "
+    reword_keys("advance", dict.fromkeys(sql.DIALECTS, (words, "")))
+
+
+# ── The ledger ─────────────────────────────────────────────────────────────────────────────────
+
+
+def sent_again_unasked() -> None:
+    async def nothing(self: Doubts, *about: Any) -> dict[int, Finding]:
+        return {}
+
+    Doubts.ask_first = nothing  # type: ignore[method-assign]
+
+
+def doubt_left_behind() -> None:
+    def nothing(self: _Batch, *about: Any) -> None: ...
+
+    _Batch._carry_doubts = nothing  # type: ignore[method-assign]
+
+
+def doubt_forgotten() -> None:
+    """A message that was answered once is in doubt no more, whatever came before."""
+
+    async def forgetful(
+        self: Doubts, broker: Any, message: Message, outcome: Outcome, *about: Any
+    ) -> Finding:
+        return await first(self, broker, message, outcome, False, False)
+
+    first = Doubts._look_after
+    Doubts._look_after = forgetful  # type: ignore[method-assign]
+
+
+def journal_dropped_in_doubt() -> None:
+    Doubts.any_left = lambda self, lane=None: False  # type: ignore[method-assign, misc]
+
+
+def any_answer_is_not_arrived() -> None:
+    doubts.may_be_sent = lambda answer: not isinstance(answer, Delivered | Permanent)
+    doubts.learnt = lambda found: found
+
+
+def unknown_called_failed() -> None:
+    first = noting.troubled
+
+    def certain(message: Message, **how: Any) -> Any:
+        return first(message, **how | {"doubt": False})
+
+    noting.troubled = certain
+
+
+def notes_unfenced() -> None:
+    """What a relay learnt goes to the ledger whoever owns the lane."""
+    first = Store._settle
+
+    def settle(self: Store, changes: Sequence[Change]) -> Any:
+        for change in changes:
+            yield from ledger.write(change.notes.values())
+        return (yield from first(self, changes))
+
+    Store._settle = settle  # type: ignore[method-assign]
+
+
+def finished_overwritten() -> None:
+    for dialect in sql.DIALECTS:
+        queries = sql._room(ledger.ROOM)[dialect]
+        assert " AND finished_at IS NULL" in queries["finish"]
+        queries["finish"] = queries["finish"].replace(" AND finished_at IS NULL", "")
+
+
+def digest_not_compared() -> None:
+    first = requests.accept
+
+    def accept(request: requests.Request) -> Any:
+        receipt = yield from first(request)
+        return replace(receipt, conflict=False)
+
+    requests.accept = accept
+
+
+def answered_before_commit() -> None:
+    """The gateway says 202 and commits afterwards."""
+
+    async def accept(self: Counter, request: requests.Request) -> requests.Receipt:
+        found = await self.find(request.wish.scope, request.wish.key)
+        if found is not None:
+            return requests.Receipt(found, False, found.digest != request.wish.digest)
+        later = asyncio.get_running_loop().call_later
+        later(0.3, lambda: asyncio.ensure_future(first(self, request)))
+        wish = request.wish
+        entry = Entry(
+            *(wish.id, wish.scope, wish.key, wish.digest, "accepted", wish.request, None, 0),
+            *(None, None, None, None, 0, 0, None),
+        )
+        return requests.Receipt(entry, True, False)
+
+    first = Counter.accept
+    Counter.accept = accept  # type: ignore[method-assign]

@@ -130,6 +130,9 @@ class View(Owning):
         for lane, position in _places(values):
             self._change_held({"lane": lane, "position": position}, next_attempt_at=at)
 
+    def hold_doubt(self, values: Values) -> None:
+        self._change_held(values, history=values["history"])
+
     def heads_arm(self, values: Values) -> None:
         for key in json.loads(values["keys"]):
             order = (key["lane"], key["topic"], key["key"])
@@ -230,6 +233,7 @@ class View(Owning):
 
     redriven_resolve = archive_days = _nothing
     archive_overflow = prune_overflow = prune_dead = prune_inbox = prune_jobs = _none_gone
+    prune_keys = _none_gone
     measure_outbox = _none_gone
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "Scope",
     "Transient",
     "Unknown",
+    "is_request",
     "known_schemes",
     "open_broker",
     "scheme_of",
@@ -34,7 +35,9 @@ Scope: TypeAlias = Literal["broker", "topic"]
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The broker said yes."""
+    """The broker said yes. `answer` is what else it said, kept for requests of the ledger."""
+
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,11 @@ Outcome: TypeAlias = Delivered | Transient | Permanent | Unknown
 DELIVERED = Delivered()
 # Not sent, because an earlier message of its key failed in the same `send`.
 BEHIND = Transient("behind", "an earlier message of its key failed")
+NOT_ARRIVED = "not_arrived"
+# A message with this header has a row in the ledger under its own id; its value is the row's key.
+# It is looked for in the headers' text, so that other messages cost next to nothing.
+REQUEST_HEADER = "postroom-ledger"
+REQUEST_MARK = f'"{REQUEST_HEADER}"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,11 @@ class Broker(Protocol):
 class CanLookUp(Protocol):
     """A broker that can be asked whether a message of unknown outcome arrived."""
 
-    async def lookup(self, message: Message) -> Outcome: ...
+    async def lookup(self, message: Message) -> Outcome:
+        """Delivered: it arrived. Permanent: it arrived and was refused. `Transient("not_arrived",
+        …)`: it did not, and this word alone means so. All else: nothing was learnt; with `down`
+        nobody could be asked, and no attempt is spent."""
+        ...
 
 
 @runtime_checkable
@@ -126,6 +138,11 @@ class CanExamine(Protocol):
 
     async def examine(self, topics: Sequence[str]) -> list[str]:
         """A sentence for each danger, with what to do about it; raises `Unreachable`."""
+
+
+def is_request(message: Message) -> bool:
+    """Whether it is a request of the ledger, of which nothing may be said that is not known."""
+    return message.headers_json is not None and REQUEST_MARK in message.headers_json
 
 
 def scheme_of(url: str) -> str:

@@ -9,11 +9,17 @@ your function …            the message is …
 =========================  ==========================================================
 returns None or True       delivered
 returns a str              refused for ever; the str is the reason's code
-returns an Outcome         what the outcome says
+returns an Outcome         what the outcome says; `Delivered("…")` has an answer,
+                           which is kept if the message is a request of the ledger
 raises TimeoutError        of unknown fate: it may have arrived
 takes too long             of unknown fate (`send_timeout_seconds`)
 raises anything else       sent again later; the code is the name of the exception
+returns anything else      sent again later; the code is `bad_return`
 =========================  ==========================================================
+
+Of a request of the ledger, and of whatever can be looked up, an exception or a wrong return says
+nothing, since it may have come too late: it is of unknown fate. Only ConnectionRefusedError means
+that it was not sent.
 
 At most `concurrency` calls run at a time, and `send` as a whole keeps the timeout: a message that
 finds no free slot in the first half of it is not started, and the broker counts as down for a
@@ -21,7 +27,14 @@ while. An async call that takes too long is cancelled. One that hangs in a threa
 it keeps its slot until it returns, and no other message starts there.
 
 If the function has an attribute `lookup`, or its module a function of that name, it is asked about
-messages of unknown fate: True means arrived, False not arrived, None still unknown.
+messages of unknown fate: True means arrived, False not arrived, None still unknown; an Outcome may
+say more, and of those `Transient("not_arrived", …)` alone means not arrived. It is asked at once
+and, until there is a yes or no, before each next try; so is it about what another relay was sending
+when it died. An exception, no answer in time, or an Outcome with `down` means that nobody could be
+asked: it is asked again later, nothing is sent before, and no attempt is spent.
+
+If the function has an attribute `check`, it is called without arguments when the relay starts and
+now and then: what it raises says why the broker cannot take messages.
 """
 
 from __future__ import annotations
@@ -34,6 +47,7 @@ from typing import Any, TypeAlias
 
 from postroom.brokers.base import (
     DELIVERED,
+    NOT_ARRIVED,
     BrokerOptions,
     Capabilities,
     Delivered,
@@ -41,10 +55,11 @@ from postroom.brokers.base import (
     Permanent,
     Transient,
     Unknown,
+    is_request,
 )
 from postroom.brokers.invoke import describe, in_thread
 from postroom.brokers.options import known_only
-from postroom.errors import ConfigurationError
+from postroom.errors import ConfigurationError, Unreachable
 from postroom.messages import Message
 
 __all__ = ["CallBroker", "LookUpCallBroker", "open_broker"]
@@ -61,6 +76,8 @@ class _Raised:
 
 class CallBroker:
     """Calls `function` for each message."""
+
+    can_be_asked = False
 
     def __init__(self, function: Function, options: BrokerOptions | None = None) -> None:
         self._function = function
@@ -91,7 +108,13 @@ class CallBroker:
         return [outcomes[index] for index in range(len(batch))]
 
     async def ping(self) -> None:
-        """There is nothing to reach before a message is there."""
+        """Call the function's own `check`; else there is nothing to reach before a message."""
+        check = getattr(self._function, "check", None)
+        if callable(check):
+            try:
+                check()
+            except Exception as error:
+                raise Unreachable(describe(error)) from error
 
     async def close(self) -> None:
         """Nothing is kept open between calls."""
@@ -117,7 +140,8 @@ class CallBroker:
                 await slots.acquire()
         except TimeoutError:
             return None
-        return _outcome(await self._call(self._function, message, deadline, slots.release), self)
+        answer = await self._call(self._function, message, deadline, slots.release)
+        return _outcome(answer, self, certain=not (self.can_be_asked or is_request(message)))
 
     async def _call(
         self, function: Function, message: Message, deadline: float, done: Callable[[], None]
@@ -131,7 +155,7 @@ class CallBroker:
                     return result
                 # From a plain function, or an object, that calls an async one.
                 work = asyncio.ensure_future(_await(result))
-            return Unknown("timeout", f"{_name(function)} did not return in time")
+            return _Raised(TimeoutError(f"{_name(function)} did not return in time"))
         finally:
             if isinstance(work, asyncio.Task):
                 work.cancel()
@@ -151,6 +175,8 @@ class CallBroker:
 class LookUpCallBroker(CallBroker):
     """A `CallBroker` whose other system can be asked whether a message arrived."""
 
+    can_be_asked = True
+
     def __init__(
         self, function: Function, lookup: Function, options: BrokerOptions | None = None
     ) -> None:
@@ -165,9 +191,10 @@ class LookUpCallBroker(CallBroker):
         if answer is True:
             return DELIVERED
         if answer is False:
-            return Transient("not_arrived", "lookup says that it did not arrive")
+            return Transient(NOT_ARRIVED, "lookup says that it did not arrive")
         if isinstance(answer, _Raised):
-            return Unknown(type(answer.error).__name__, f"lookup failed: {describe(answer.error)}")
+            text = f"lookup failed: {describe(answer.error)}"
+            return Unknown(type(answer.error).__name__, text, down="broker")
         return Unknown("still_unknown", "lookup could not tell")
 
 
@@ -203,7 +230,9 @@ async def _ended(work: asyncio.Future[object], deadline: float) -> bool:
     return work.done()
 
 
-def _outcome(answer: object, broker: CallBroker) -> Outcome:
+def _outcome(answer: object, broker: CallBroker, *, certain: bool) -> Outcome:
+    """What a call that ran has said. `certain`: an error of it counts as not delivered."""
+    vague: type[Transient] | type[Unknown] = Transient if certain else Unknown
     if answer is None or answer is True:
         return DELIVERED
     if isinstance(answer, Delivered | Transient | Permanent | Unknown):
@@ -214,10 +243,12 @@ def _outcome(answer: object, broker: CallBroker) -> Outcome:
     if not isinstance(answer, _Raised):
         kind = type(answer).__name__
         text = f"{broker!r} returned a {kind}: return None, a reason as str, or an Outcome"
-        return Transient("bad_return", text)
+        return vague("bad_return", text)
     if isinstance(answer.error, TimeoutError):
         return Unknown("timeout", describe(answer.error))
-    return Transient(type(answer.error).__name__, describe(answer.error))
+    if isinstance(answer.error, ConnectionRefusedError):
+        vague = Transient
+    return vague(type(answer.error).__name__, describe(answer.error))
 
 
 def _name(function: Function) -> str:

@@ -52,6 +52,12 @@ SELECT 1 FROM postroom.job WHERE state = 'running' LIMIT 1
 -- name: inbox_held_any
 SELECT 1 FROM postroom.inbox_held LIMIT 1
 
+-- name: idempotency_key_any
+SELECT 1 FROM postroom.idempotency_key LIMIT 1
+
+-- name: ledger_any
+SELECT 1 FROM postroom.ledger LIMIT 1
+
 -- name: functions
 -- only: postgresql
 SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace

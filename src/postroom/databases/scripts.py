@@ -38,6 +38,8 @@ _PRECIOUS: dict[int, tuple[Loss, ...]] = {
         Loss("job", "unfinished jobs", "finish them with `postroom dead redrive --resume`"),
     ),
     3: (Loss("inbox_held", "messages that consumers have not handled", "let the consumers run"),),
+    4: (Loss("idempotency_key", "what clients were answered", "prune them when they are old"),),
+    5: (Loss("ledger", "requests and what became of them", "keep a copy of the table"),),
 }
 
 

@@ -26,7 +26,7 @@ from postroom.signals import redact
 if TYPE_CHECKING:
     from postroom.databases.urls import Target
 
-__all__ = ["explain", "is_conflict"]
+__all__ = ["explain", "is_conflict", "waited_too_long"]
 
 _REFUSED = "Nothing listens at {safe}; check the address and that the server is running."
 _NO_NAME = "The host name of {safe} cannot be found; check its spelling and the network."
@@ -58,6 +58,7 @@ _NO_SERVER = "The pooler at {safe} has no server to offer: {text}."
 
 _Verdict = tuple[type[PostroomError], str]
 _CONFLICTS = {"40001", "40P01", "55P03"}
+_TOO_LONG = {"55P03", "57014"}
 
 _SQLSTATES: dict[str, _Verdict] = {
     "28": (ConfigurationError, _LOGIN),
@@ -156,6 +157,20 @@ def is_conflict(error: BaseException) -> bool:
         elif _library(link) == "sqlite3":
             return "locked" in str(link)
         elif (getattr(link, "sqlstate", None) or getattr(link, "pgcode", None)) in _CONFLICTS:
+            return True
+    return False
+
+
+def waited_too_long(error: BaseException) -> bool:
+    """Whether the database ended a statement that took too long: a limit for locks, or for any."""
+    for link in _chain(error):
+        if _library(link) in ("asyncmy", "aiomysql", "pymysql", "MySQLdb"):
+            if link.args and link.args[0] in (1205, 1969, 3024):
+                return True
+        elif _library(link) == "sqlite3":
+            # After its busy_timeout; what has read before it writes is told at once, otherwise.
+            return getattr(link, "sqlite_errorname", "") == "SQLITE_BUSY"
+        elif (getattr(link, "sqlstate", None) or getattr(link, "pgcode", None)) in _TOO_LONG:
             return True
     return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 
-__all__ = ["CODE_CHARACTERS", "ERROR_CHARACTERS", "add_history", "storable"]
+__all__ = ["CODE_CHARACTERS", "ERROR_CHARACTERS", "add_history", "in_doubt", "storable"]
 
 HISTORY_ENTRIES = 50
 ERROR_CHARACTERS = 2000
@@ -18,17 +18,32 @@ def storable(text: str, limit: int = ERROR_CHARACTERS) -> str:
 
 
 def add_history(
-    history: str | None, *, attempt: int, at: dt.datetime, code: str, text: str, worker: str
+    history: str | None,
+    *,
+    attempt: int,
+    at: dt.datetime,
+    code: str,
+    text: str,
+    worker: str,
+    doubt: bool = False,
 ) -> str:
-    """The history of a message with one more attempt; the oldest go first when it grows long."""
+    """The history of a message with one more attempt; the oldest go first when it grows long.
+
+    `doubt`: it may have arrived, by this attempt or an earlier one.
+    """
     entries = json.loads(history) if history else []
-    entries.append(
-        {
-            "attempt": attempt,
-            "at": at.isoformat(timespec="milliseconds"),
-            "code": code,
-            "error": text[:ERROR_CHARACTERS],
-            "worker": worker,
-        }
-    )
+    entry = {
+        "attempt": attempt,
+        "at": at.isoformat(timespec="milliseconds"),
+        "code": code,
+        "error": text[:ERROR_CHARACTERS],
+        "worker": worker,
+    }
+    entries.append(entry | {"doubt": True} if doubt else entry)
     return json.dumps(entries[-HISTORY_ENTRIES:], ensure_ascii=False)
+
+
+def in_doubt(history: str | None) -> bool:
+    """Whether a message with this history may have arrived."""
+    entries = json.loads(history) if history else []
+    return bool(entries) and bool(entries[-1].get("doubt"))

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from postroom.errors import Refused
 from postroom.flow import Flow, Statement, Value
+from postroom.ledger import store as ledger
 
 __all__ = [
     "OUTBOX",
@@ -101,6 +102,7 @@ def send_again(waiting: Sequence[Letter]) -> Flow[int]:
         kept = yield from room.send_again(waiting)
         yield from _each("queue", waiting)
         return kept
+    yield from ledger.reopen(letter.id for letter in waiting)
     return (yield from _to_the_relay(waiting))
 
 

@@ -20,3 +20,7 @@ DELETE FROM postroom.job;
 -- The same for what version 3 added.
 DELETE FROM postroom.inbox_held;
 DELETE FROM postroom.seat;
+
+-- name: empty_idempotency
+-- The same for what version 4 added.
+DELETE FROM postroom.idempotency_key;

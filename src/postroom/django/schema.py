@@ -106,6 +106,8 @@ def empty_after_flush(*, using: str, **details: Any) -> None:
             DjangoLink(connection).execute(Statement("postroom.django", "empty_people"))
         if version > 2:
             DjangoLink(connection).execute(Statement("postroom.django", "empty_consumers"))
+        if version > 3:
+            DjangoLink(connection).execute(Statement("postroom.django", "empty_idempotency"))
 
 
 def _concerns(connection: Any, app_label: str) -> bool:

@@ -9,6 +9,7 @@ POSTROOM = {
     "routes": {"order.*": "orders"},       # these three as in Outbox(...)
     "max_bytes": 1_000_000,
     "notify": True,                        # PostgreSQL: wake relays of other processes
+    "keys": "shop.keys.keys",              # idempotency keys, for their middleware
 }
 """
 
@@ -47,6 +48,7 @@ class Chosen:
     routes: Mapping[str, str] = field(default_factory=dict)
     max_bytes: int = DEFAULT_MAX_BYTES
     notify: bool = False
+    keys: Any = None
 
 
 _NAMES = [each.name for each in fields(Chosen)]
@@ -123,6 +125,10 @@ def _problems(given: Any) -> Iterator[str]:
     for name in ("database_url", "broker_url"):
         if given.get(name) is not None and not (isinstance(given[name], str) and given[name]):
             yield f"POSTROOM[{name!r}] must be the text of a URL, or be left out."
+    if given.get("keys") is not None and not (
+        isinstance(given["keys"], str) or callable(given["keys"])
+    ):
+        yield "POSTROOM['keys'] must say where your Keys are, such as 'shop.keys.keys'."
     yield from _wrong_outbox(given)
     yield from _wrong_relay(given)
 

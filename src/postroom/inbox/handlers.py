@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from postroom.derivation import Part, derive_key
 from postroom.errors import ConfigurationError, InvalidMessage
 from postroom.inbox.decoding import decode, plain
 from postroom.inbox.rules import Letter
@@ -37,6 +38,11 @@ class Received:
     headers: dict[str, str]
     payload: bytes
     attempt: int
+
+    def key_for(self, *steps: Part) -> str:
+        """An idempotency key for a call to another system, the same whenever the message comes
+        again; where several consumers call the same system, their names belong in it."""
+        return derive_key(self.id, *steps)
 
 
 @dataclass(frozen=True, slots=True)

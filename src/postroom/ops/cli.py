@@ -19,10 +19,13 @@ from postroom.errors import ConfigurationError, PostroomError, Unreachable
 from postroom.ops import (
     cli_consume,
     cli_db,
+    cli_gateway,
     cli_house,
     cli_inbox,
     cli_jobs,
+    cli_keys,
     cli_lanes,
+    cli_ledger,
     cli_messages,
     cli_relay,
     cli_status,
@@ -60,6 +63,9 @@ app.add_typer(cli_lanes.lanes, name="lanes")
 app.add_typer(cli_lanes.keys_held, name="keys-held")
 app.add_typer(cli_jobs.jobs, name="jobs")
 app.add_typer(cli_inbox.inbox, name="inbox")
+app.add_typer(cli_keys.keys, name="keys")
+app.add_typer(cli_ledger.ledger, name="ledger")
+app.command("gateway")(cli_gateway.gateway)
 
 
 def _print_version(asked: bool) -> None:

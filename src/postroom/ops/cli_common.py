@@ -36,6 +36,7 @@ T = TypeVar("T")
 # The colours of what needs a look, wherever it stands in a table.
 STYLES = {
     "dead": "bold red",
+    "indeterminate": "bold red",
     "stopped": "red",
     "held": "yellow",
     "paused": "yellow",
@@ -44,6 +45,10 @@ STYLES = {
     "delivered": "green",
     "resolved": "green",
     "done": "green",
+    "accepted": "cyan",
+    "succeeded": "green",
+    "failed": "red",
+    "unknown": "bold yellow",
     "discarded": "dim",
 }
 

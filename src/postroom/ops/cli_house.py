@@ -217,7 +217,7 @@ def prune(
         typer.Option(
             "--only",
             metavar="KIND",
-            help="archive, dedup, dead, inbox, jobs, workers; may repeat.",
+            help="archive, dedup, dead, inbox, keys, jobs, workers; may repeat.",
         ),
     ] = None,
     older_than: Annotated[

@@ -97,6 +97,8 @@ def carry_out(
     from postroom.ops import jobs as room
 
     url = console.settings().require_database()
+    if not resume:
+        _tell_left_out(console, run(room.left_out(url, kind, wish())))
     if dry_run:
         _tell_count(console, run(room.count(url, kind, wish())))
         return
@@ -111,6 +113,14 @@ def carry_out(
     console.answer(told, f"{sentence}; {job.note}." if job.note else f"{sentence}.")
     if job.state != "done":
         raise typer.Exit(1)
+
+
+def _tell_left_out(console: Console, count: int) -> None:
+    if count and not console.as_json:
+        print(
+            f"{count} requests of the ledger are left out: they were carried out, and --requests "
+            "sends them again."
+        )
 
 
 def _tell_count(console: Console, groups: list[dict[str, Any]]) -> None:

@@ -240,6 +240,10 @@ def replay(
     to: Annotated[
         str | None, typer.Option("--to", metavar="TOPIC", help="Send them to this topic instead.")
     ] = None,
+    requests: Annotated[
+        bool,
+        typer.Option("--requests", help="Requests of the ledger too: they are carried out again."),
+    ] = False,
     rate: RateOption = 100.0,
     max_errors: ErrorsOption = 10,
     limit: MostOption = None,
@@ -269,6 +273,7 @@ def replay(
             rate=rate,
             max_errors=max_errors,
             to=to,
+            requests=requests,
         )
 
     carry_out(console, "replay", wish, dry_run=dry_run, resume=resume, why=reason)

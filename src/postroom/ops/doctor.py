@@ -17,12 +17,16 @@ from postroom.databases import migrate
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
 from postroom.ops.consumers import ROOM as CONSUMERS
 from postroom.ops.house import ROOM
+from postroom.ops.keys import ROOM as KEYS
 from postroom.ops.screen import age, span
 from postroom.ops.status import look
 from postroom.outbox.store import ROOM as OUTBOX
 from postroom.signals import redact
 
 __all__ = ["Check", "Limits", "Patient", "examine", "fine", "warning", "wrong"]
+
+
+KEYS_COUNTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +321,64 @@ async def _inbox(patient: Patient) -> list[Check]:
     return found or [fine("inbox", "consumers remember longer than anything may come again")]
 
 
+async def _keys(patient: Patient) -> list[Check]:
+    """Requests nobody knows the end of wait for a person; resumable ones for a worker."""
+    limit = int(patient.limits.age_seconds)
+    ((doubts, oldest, orphans, left),) = await patient.link.query(
+        KEYS, "keys_in_trouble", age_s=limit, most=KEYS_COUNTED
+    )
+    found = []
+    if doubts:
+        more = "+" if doubts >= KEYS_COUNTED else ""
+        found.append(
+            warning(
+                "keys",
+                f"of {doubts:,}{more} requests nobody knows whether they were carried out, the "
+                f"oldest came {age(oldest)} ago",
+                "`postroom keys list --status indeterminate`, look where they would have left a "
+                "trace, then `postroom keys resolve`; a `verify` function does so by itself",
+            )
+        )
+    if orphans:
+        more = "+" if orphans >= KEYS_COUNTED else ""
+        found.append(
+            warning(
+                "keys",
+                f"{orphans:,}{more} resumable requests are at rest, the first for {age(left)}",
+                "run a Finisher for their operations",
+            )
+        )
+    return found or [fine("keys", f"no request is in doubt for longer than {age(limit)}")]
+
+
+async def _ledger(patient: Patient) -> list[Check]:
+    """Requests nobody knows the end of, and those whose end was never written down."""
+    limit = int(patient.limits.age_seconds)
+    ((unknown, stranded),) = await patient.link.query(
+        ROOM, "ledger_in_trouble", age_s=limit, most=KEYS_COUNTED
+    )
+    found = []
+    if unknown:
+        found.append(
+            warning(
+                "ledger",
+                f"of {unknown:,} requests nobody knows whether they were carried out",
+                "`postroom ledger list --state unknown`, ask the receiver, then `postroom ledger "
+                "resolve`; an adapter with a `lookup` asks by itself",
+            )
+        )
+    if stranded:
+        found.append(
+            warning(
+                "ledger",
+                f"{stranded:,} requests have no end, and no message that waits: a relay older than "
+                "the ledger has sent them",
+                "upgrade every relay, ask the receiver, then `postroom ledger resolve`",
+            )
+        )
+    return found or [fine("ledger", "what became of each request is known, or its message waits")]
+
+
 async def _routes(patient: Patient) -> list[Check]:
     recorded = patient.state["routes"]
     if not patient.routes.urls or recorded is None:
@@ -333,6 +395,8 @@ async def _routes(patient: Patient) -> list[Check]:
 
 
 _CHECKS: tuple[Checker, ...] = (
-    *(_workers, _lanes, _backlog, _destinations, _dead_letters, _retention, _inbox, _clocks),
+    *(_workers, _lanes, _backlog, _destinations, _dead_letters, _retention, _inbox, _keys),
+    _ledger,
+    _clocks,
     _routes,
 )

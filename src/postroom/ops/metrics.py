@@ -99,6 +99,13 @@ EVENTS = {
     ),
     "outbox_late": ("lane.late", "Messages found behind the watermark: each is a bug."),
     "outbox_missing": ("message.missing", "Messages that were gone when they were settled."),
+    "idempotency_executed": ("key.executed", "Requests with a key that were carried out."),
+    "idempotency_replayed": ("key.replayed", "Requests that were answered from memory."),
+    "idempotency_refused": ("key.refused", "Requests refused because no key could be claimed."),
+    "idempotency_lost": ("key.lost", "Requests whose key was somebody else's in the end."),
+    "idempotency_indeterminate": ("key.indeterminate", "Requests that nobody knows the end of."),
+    "idempotency_unprotected": ("key.unprotected", "Requests of which nothing is remembered."),
+    "idempotency_resumed": ("key.resumed", "Requests that a worker went on with."),
 }
 
 

@@ -54,6 +54,9 @@ KINDS = {
         "records of handled messages", "keep_inbox_seconds", "old_inbox",
         ((OUTBOX, "prune_inbox"),),
     ),
+    "keys": _Kind(
+        "answers to requests, expired", "", "old_keys", ((OUTBOX, "prune_keys"),),
+    ),
     "jobs": _Kind("ended jobs", "keep_dead_seconds", "old_jobs", ((OUTBOX, "prune_jobs"),)),
     "workers": _Kind("workers not seen", None, "old_workers", ((HOUSE, "prune_workers"),)),
 }  # fmt: skip
@@ -96,7 +99,9 @@ def plan(settings: RelaySettings, only: Sequence[str], older_than: str | None) -
     wanted = {}
     for name, kind in KINDS.items():
         if not only or name in only:
-            keep = DAY_SECONDS if kind.setting is None else int(getattr(settings, kind.setting))
+            keep = DAY_SECONDS if kind.setting is None else 0
+            if kind.setting:  # a key's own expiry counts, and nothing is added to it
+                keep = int(getattr(settings, kind.setting))
             wanted[name] = keep if older_than is None else duration(older_than)
     return wanted
 

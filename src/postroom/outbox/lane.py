@@ -15,30 +15,30 @@ import asyncio
 import datetime as dt
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from postroom import failpoints, signals
 from postroom.messages import Message
+from postroom.outbox import noting
+from postroom.outbox.desk import Desk, Tally
+from postroom.outbox.doubts import NOT_WRITTEN
 from postroom.outbox.rules import (
     DEATHS_ALONE,
     SETTLED,
     Bury,
     Down,
     Hold,
-    Horizon,
     Leftover,
     Segment,
     Settled,
     Unsent,
     Verdict,
     add_history,
+    in_doubt,
     segments,
+    suspected,
     waves,
 )
-from postroom.outbox.sending import Sender
 from postroom.outbox.store import Ask, Burial, Change, Entry, Failure, Fence
-from postroom.outbox.together import Budget, Gate, Pulse
 
 __all__ = ["Desk", "Lane", "LaneLost", "Tally"]
 
@@ -50,44 +50,6 @@ FLUSH_SECONDS = 0.25
 
 class LaneLost(Exception):
     """Another relay owns this lane now: everything in memory for it is void."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a relay has done so far."""
-
-    delivered: int = 0
-    held: int = 0
-    dead: int = 0
-
-
-class Desk(Protocol):
-    """What a lane has from its relay: the shared ways to the database, and limits."""
-
-    owner: str
-    sender: Sender
-    horizon: Horizon
-    budget: Budget
-    gate: Gate
-    pulse: Pulse
-    tally: Tally
-    batch_rows: int
-    batch_bytes: int
-    rescan_seconds: float
-    margin_seconds: float
-    holds_key: bool
-    safe_reads: bool
-
-    async def read(self, ask: Ask) -> tuple[list[Message], bool]: ...
-    async def held_due(self, lane: int) -> list[Message]: ...
-    async def held_run(self, head: Message) -> list[Message]: ...
-    async def held_any(self, lane: int) -> bool: ...
-    async def journal(self, entry: Entry) -> bool: ...
-    async def settle(self, change: Change) -> bool: ...
-    async def load(self, lane: int) -> tuple[list[Leftover], bool]: ...
-    async def forget(self, lane: int) -> list[Leftover]: ...
-    def next_batch(self) -> int: ...
-    def now_us(self) -> int: ...
 
 
 class Lane:
@@ -228,6 +190,8 @@ class _Batch:
         self._dirty = False
         self._by_order: dict[tuple[str, str], list[Message]] = {}
         self._suspects = False
+        self._suspect = False  # whether a relay died while it was sending this very segment
+        self._answers: dict[int, str] = {}
         self._flushed_at = time.monotonic()
 
     def _new_change(self) -> Change:
@@ -260,7 +224,7 @@ class _Batch:
             return ready
         for message in self.messages:
             if message.held and not self.from_held:
-                self._change.waiting.append(message)
+                self._keep_waiting([message])
                 self._stopped.add(message.order)
             elif message.expired:
                 self._expire(message)
@@ -287,6 +251,7 @@ class _Batch:
                 self._left += messages
                 return
             batch = await self.lane.journal(messages, segment.alone)
+            self._suspect = segment.chunk > 0
             whole = self.desk.sender.is_ordered(messages)
             limit = self.desk.sender.max_batch(messages) or len(messages)
             for wave in [messages] if whole else waves(messages):
@@ -303,7 +268,10 @@ class _Batch:
         if not wave:
             return
         verdicts = await self.desk.sender.send(
-            wave, epoch=self.lane.fence.epoch, may_send=self.lane.may_send
+            wave,
+            epoch=self.lane.fence.epoch,
+            may_send=self.lane.may_send,
+            suspect=self._suspect,
         )
         trouble = False
         if verdicts.count(SETTLED) == len(wave):
@@ -312,6 +280,8 @@ class _Batch:
             for message, answer in zip(wave, verdicts, strict=True):
                 if isinstance(answer, Settled):
                     self._change.delivered.append(message)
+                    if answer.answer is not None:
+                        self._answers[message.position] = answer.answer
                 elif message.order not in self._stopped:
                     self._set_aside(message, answer)
                     trouble = True
@@ -337,8 +307,12 @@ class _Batch:
             else:
                 self._stopped.discard(message.order)
         elif isinstance(answer, Down) and (
-            answer.scope == "topic" or not self.desk.sender.all_down()
+            answer.scope == "topic"
+            or not self.desk.sender.all_down()
+            or (answer.doubt and self._unwritten(message))  # a doubt is written down at once
         ):
+            self._carry_doubts([message], answer.code, answer.text, answer.doubt)
+            self._carry_doubts(followers)
             self._change.later += [message, *followers]
             wait = self.desk.sender.later_seconds(message)
             self._change.later_seconds = max(self._change.later_seconds, wait)
@@ -355,15 +329,44 @@ class _Batch:
 
     def _keep_waiting(self, followers: list[Message]) -> None:
         if not self.from_held:
+            self._carry_doubts(followers)
             self._change.waiting += followers
 
+    def _in_doubt(self, message: Message) -> bool:
+        """Whether a message may have arrived, by whatever is known of it."""
+        sender = self.desk.sender
+        if not sender.keeps_doubt(message):
+            return in_doubt(message.history)
+        if sender.doubts(message):
+            return True
+        return suspected(message, self.lane.leftovers, self.from_held)
+
+    def _unwritten(self, message: Message) -> bool:
+        """Whether a doubt of this message matters, and does not stand in its history."""
+        return self.desk.sender.keeps_doubt(message) and not in_doubt(message.history)
+
+    def _carry_doubts(
+        self,
+        messages: Sequence[Message],
+        code: str = NOT_WRITTEN.code,
+        text: str = NOT_WRITTEN.text,
+        doubt: bool = False,
+    ) -> None:
+        """What may have arrived and now waits elsewhere takes its doubt along: what the journal
+        says of it, and this relay remembers, is about where it was."""
+        for message in messages:
+            if self._unwritten(message) and (doubt or self._in_doubt(message)):
+                history = self._history(message, message.attempts, code, text, True)
+                self._change.doubts.append((message, history))
+                self._trouble(message, message.attempts, code, text, True, ends=False)
+
     def _fail(self, message: Message, answer: Hold) -> None:
-        attempts = message.attempts + 1
-        history = self._history(message, attempts, answer.code, answer.text)
+        attempts = message.attempts + (1 if answer.spent else 0)
+        history = self._history(message, attempts, answer.code, answer.text, answer.doubt)
         self._change.failures.append(
             Failure(message, attempts, history, answer.code, answer.text, answer.delay_seconds)
         )
-        self._dirty = True
+        self._trouble(message, attempts, answer.code, answer.text, answer.doubt, ends=False)
         self.desk.tally.held += 1
         signals.emit(
             "message.held",
@@ -380,11 +383,11 @@ class _Batch:
 
     def _bury(self, message: Message, answer: Bury, *, holds_key: bool) -> None:
         attempts = message.attempts + (1 if answer.spent else 0)
-        history = self._history(message, attempts, answer.code, answer.text)
+        history = self._history(message, attempts, answer.code, answer.text, answer.doubt)
         self._change.burials.append(
             Burial(message, attempts, history, answer.code, answer.text, holds_key)
         )
-        self._dirty = True
+        self._trouble(message, attempts, answer.code, answer.text, answer.doubt, ends=True)
         self.desk.tally.dead += 1
         signals.emit(
             "message.buried",
@@ -401,12 +404,12 @@ class _Batch:
         )
 
     def _expire(self, message: Message) -> None:
-        text = "it was not delivered before its expires_at"
-        history = self._history(message, message.attempts, "expired", text)
+        text, doubt = "it was not delivered before its expires_at", self._in_doubt(message)
+        history = self._history(message, message.attempts, "expired", text, doubt)
         self._change.burials.append(
             Burial(message, message.attempts, history, "expired", text, False, ended=True)
         )
-        self._dirty = True
+        self._trouble(message, message.attempts, "expired", text, doubt, ends=True)
         signals.emit(
             "message.expired",
             id=message.id,
@@ -422,11 +425,25 @@ class _Batch:
         if message.order in self._stopped:
             return
         text = f"the process died {DEATHS_ALONE} times while sending this message alone"
-        self._set_aside(message, Bury("suspected_killer", text, spent=False))
+        self._set_aside(message, Bury("suspected_killer", text, spent=False, doubt=True))
         self._change.acquitted.append(message.position)
         await self._flush()
 
-    def _history(self, message: Message, attempt: int, code: str, text: str) -> str:
+    def _trouble(
+        self, message: Message, attempts: int, code: str, text: str, doubt: bool, *, ends: bool
+    ) -> None:
+        self._dirty = True
+        self._change.notes |= noting.troubled(
+            message,
+            attempts=attempts,
+            adapter=self.desk.sender.adapter(message.topic),
+            code=code,
+            text=text,
+            doubt=doubt,
+            ends=ends,
+        )
+
+    def _history(self, message: Message, attempt: int, code: str, text: str, doubt: bool) -> str:
         return add_history(
             message.history,
             attempt=attempt,
@@ -434,16 +451,23 @@ class _Batch:
             code=code,
             text=text,
             worker=self.desk.owner,
+            doubt=doubt,
         )
 
     async def _flush(self) -> None:
         change = self._change
         if not (change.delivered or change.waiting or change.batches or self._dirty):
             return
-        self._change, self._dirty = self._new_change(), False
+        change.notes |= noting.delivered(change.delivered, self._answers, self.desk.sender.adapter)
+        self._change, self._dirty, self._answers = self._new_change(), False, {}
         self._flushed_at = time.monotonic()
         for piece in change.pieces(TROUBLES):
             await self.lane.settle(piece)
+        noting.tell(change.notes.values())
+        self.desk.sender.settled(change.delivered)
+        self.desk.sender.settled([failure.message for failure in change.failures])
+        self.desk.sender.settled([burial.message for burial in change.burials])
+        self.desk.sender.settled([message for message, _ in change.doubts])
         self.delivered += change.delivered
         self.desk.tally.delivered += len(change.delivered)
         if change.delivered and signals.heard("message.delivered"):

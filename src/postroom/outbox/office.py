@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Office"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 5
 KIND = "relay"
 
 
@@ -81,7 +81,7 @@ class Office:
         self._reader, self._writer, self._control, self._house = self._links
         await self._check_schema()
         await self._check_routes()
-        await self._control.query(ROOM, "journal_clear_all", owner=self.owner)
+        await self._store.clear_journal(self._control, keep=self.sender.unsettled())
         keep = str(int(self.settings.keep_delivered_seconds))
         await self._control.query(ROOM, "meta_write", item="keep_delivered_seconds", value=keep)
         await self._set_clock()
@@ -353,7 +353,8 @@ class Office:
         if self._lanes:
             signals.emit("relay.unsettled", incarnation=self.owner, lanes=sorted(self._lanes))
         with contextlib.suppress(DatabaseLost):
-            await self._control.query(ROOM, "journal_clear_all", owner=self.owner)
+            if not self._lanes:  # else it tells the next owner what may have arrived
+                await self._store.clear_journal(self._control, keep=self.sender.unsettled())
             await self._control.query(ROOM, "worker_gone", incarnation=self.owner)
 
     # ── keeping house ──────────────────────────────────────────────────────────────────────────
@@ -418,7 +419,8 @@ class Office:
         return bool(await undisturbed(self._reader.query(ROOM, "held_any", lane=lane)))
 
     async def load(self, lane: int) -> tuple[list[Leftover], bool]:
-        return await undisturbed(self._store.load_lane(self._writer, lane))
+        keep = self.sender.unsettled(lane)
+        return await undisturbed(self._store.load_lane(self._writer, lane, keep=keep))
 
     async def forget(self, lane: int) -> list[Leftover]:
         return await undisturbed(self._store.forget_journal(self._writer, lane))
@@ -473,12 +475,10 @@ class Office:
 
     async def _look(self) -> None:
         """See which publishers are still open, now and then: it moves the safe watermark."""
-        if not self.safe_reads or not self.horizon.behind:
+        recent = time.monotonic() - self._looked_at < self.settings.horizon_seconds
+        if not self.safe_reads or not self.horizon.behind or recent:
             return
-        if time.monotonic() - self._looked_at < self.settings.horizon_seconds:
-            return
-        mark = self.horizon.mark()
-        rows = await self._reader.query(ROOM, "horizon")
+        mark, rows = self.horizon.mark(), await self._reader.query(ROOM, "horizon")
         self.horizon.look(mark, [transaction for (transaction,) in rows])
         self._looked_at = time.monotonic()
 

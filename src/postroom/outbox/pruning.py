@@ -12,6 +12,9 @@ from postroom.outbox.store import ROOM
 
 __all__ = ["prune"]
 
+# Another room's, of which a relay knows the name alone.
+KEYS = "postroom.idempotency"
+LOST_ROWS = 1000
 PRUNE_ROWS = 5000
 PRUNE_ROUNDS = 100
 
@@ -28,13 +31,25 @@ async def prune(
         ("prune_dead", settings.keep_dead_seconds),
         ("prune_jobs", settings.keep_dead_seconds),
         ("prune_inbox", settings.keep_inbox_seconds),
+        ("prune_keys", 0),
     ):
         for _ in range(PRUNE_ROUNDS):
             beat()
             ((gone,),) = await link.query(ROOM, name, keep_seconds=int(keep), rows=PRUNE_ROWS)
             if not gone or stopping.is_set():
                 break
+    await _tell_lost_requests(link)
     await link.query(ROOM, "workers_forget")
     ((overflow,),) = await link.query(ROOM, "archive_overflow")
     if overflow:
         signals.emit("archive.overflow", count=overflow)
+
+
+async def _tell_lost_requests(link: WorkerLink) -> None:
+    """A request whose process is gone waits for a person, who must hear of it though its client
+    never comes back."""
+    for scope, operation, key, epoch in await link.query(KEYS, "lost", rows=LOST_ROWS):
+        name = {"scope": scope, "operation": operation, "key": key}
+        if await link.query(KEYS, "lose", **name, epoch=int(epoch)):
+            why = "the process that had it was lost"
+            signals.emit("key.indeterminate", operation=operation, idempotency_key=key, error=why)

@@ -282,6 +282,13 @@ DELETE FROM postroom_inbox WHERE handled_at < UTC_TIMESTAMP(6) - INTERVAL :keep_
  ORDER BY handled_at LIMIT :rows;
 SELECT ROW_COUNT();
 
+-- name: prune_keys
+DELETE FROM postroom_idempotency_key
+ WHERE expires_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
+   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
+ ORDER BY expires_at LIMIT :rows;
+SELECT ROW_COUNT();
+
 -- name: prune_jobs
 -- Jobs first, then items: when no item is left to delete, no job is left either.
 DELETE FROM postroom_job

@@ -316,6 +316,10 @@ UPDATE postroom.held h
               CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
  WHERE h.lane = w.lane AND h.position = w.position
 
+-- name: hold_doubt
+-- It waits untried, and may have arrived before: that is kept with it.
+UPDATE postroom.held SET history = :history WHERE lane = :lane AND position = :position
+
 -- name: heads_arm
 -- The first message of each of these keys becomes due, unless it already has its time or is a
 -- dead letter that holds the key.
@@ -431,6 +435,19 @@ DELETE FROM postroom.inbox WHERE (consumer, message_id) IN (
     SELECT consumer, message_id FROM postroom.inbox
      WHERE handled_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
      ORDER BY handled_at LIMIT CAST(:rows AS bigint))
+RETURNING 1)
+SELECT count(*) FROM gone
+
+-- name: prune_keys
+-- What was answered and has expired. Never what is pending, in doubt, or half done.
+WITH gone AS (
+DELETE FROM postroom.idempotency_key WHERE (scope, operation, key) IN (
+    SELECT scope, operation, key FROM postroom.idempotency_key
+     WHERE expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+       AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
+     ORDER BY expires_at LIMIT CAST(:rows AS bigint))
+   AND expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
 RETURNING 1)
 SELECT count(*) FROM gone
 

@@ -276,6 +276,14 @@ DELETE FROM postroom_inbox WHERE (consumer, message_id) IN (
      ORDER BY handled_at LIMIT :rows);
 SELECT changes();
 
+-- name: prune_keys
+DELETE FROM postroom_idempotency_key WHERE (scope, operation, key) IN (
+    SELECT scope, operation, key FROM postroom_idempotency_key
+     WHERE expires_at < NOW_US - :keep_seconds * 1000000
+       AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
+     ORDER BY expires_at LIMIT :rows);
+SELECT changes();
+
 -- name: prune_jobs
 -- Jobs first, then items: when no item is left to delete, no job is left either.
 DELETE FROM postroom_job

@@ -6,6 +6,9 @@ Transient, Unknown    Hold(delay), or Bury when the attempts are spent
 … with down=          Down: the destination's fault, no attempt is spent
 Permanent             Bury
 Transient, BEHIND     Unsent: what it waits for has a verdict of its own
+
+What may have arrived is in doubt. A doubt ends only with Delivered, or with the definite answer of
+somebody who was asked: `may_be_sent` and `after_a_look` say what an answer is worth.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import TypeAlias
 
 from postroom.brokers.base import (
     BEHIND,
+    NOT_ARRIVED,
     Delivered,
     Outcome,
     Permanent,
@@ -27,6 +31,7 @@ from postroom.dead_letters.rules import (
     CODE_CHARACTERS,
     ERROR_CHARACTERS,
     add_history,
+    in_doubt,
     storable,
 )
 from postroom.messages import LANES, Message
@@ -47,15 +52,21 @@ __all__ = [
     "Unsent",
     "Verdict",
     "add_history",
+    "after_a_look",
     "fair_share",
     "fence_number",
+    "in_doubt",
+    "learnt",
+    "may_be_sent",
     "segments",
     "storable",
+    "suspected",
     "verdict",
     "waves",
 ]
 
 DEATHS_ALONE = 3
+ASK_AGAIN_SECONDS = 5.0
 CHUNKS = 32
 
 
@@ -64,16 +75,23 @@ CHUNKS = 32
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Delivered: it leaves the outbox."""
+    """Delivered: it leaves the outbox. `answer` is what the receiver said."""
+
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Try again after `delay_seconds`; whatever of its key comes later waits behind it."""
+    """Try again after `delay_seconds`; whatever of its key comes later waits behind it.
+
+    `spent`: it counts as an attempt; not if it was not sent because nobody could be asked.
+    """
 
     delay_seconds: float
     code: str
     text: str
+    doubt: bool = False
+    spent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +101,7 @@ class Bury:
     code: str
     text: str
     spent: bool = True
+    doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +111,7 @@ class Down:
     scope: Scope
     code: str
     text: str
+    doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +125,78 @@ UNSENT = Unsent()
 
 
 def verdict(
-    outcome: Outcome, message: Message, policy: RetryPolicy, random: Callable[[], float]
+    outcome: Outcome,
+    message: Message,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    doubt: bool = False,
+    sent: bool = True,
 ) -> Verdict:
-    """What the outcome of a send means for its message."""
+    """What an outcome means for its message. `doubt`: it may have arrived before, and nobody has
+    said otherwise. `sent`: it is of a send; else it was only asked for, in vain."""
     if isinstance(outcome, Delivered):
-        return SETTLED
+        return SETTLED if outcome.answer is None else Settled(outcome.answer)
     if outcome == BEHIND:
         return UNSENT
     # Redacted before it is cut: half a URL would not be known for one.
     text = storable(redact(outcome.text[: 4 * ERROR_CHARACTERS]))
     code = storable(outcome.code, CODE_CHARACTERS)
     if isinstance(outcome, Permanent):
-        return Bury(code, text)
+        return Bury(code, text, doubt=doubt)
+    doubt = doubt or isinstance(outcome, Unknown)
+    if outcome.down is not None and sent:
+        return Down(outcome.down, code, text, doubt)
     if outcome.down is not None:
-        return Down(outcome.down, code, text)
+        # An outage spends no attempt, and what is in doubt must not be sent before it is over.
+        wait = policy.delay_after(max(message.attempts, 1), random=random)
+        return Hold(wait or ASK_AGAIN_SECONDS, code, text, doubt, spent=False)
     wish = outcome.retry_after_seconds if isinstance(outcome, Transient) else None
     delay = policy.delay_after(message.attempts + 1, retry_after_seconds=wish, random=random)
     if delay is None:
-        unknown = isinstance(outcome, Unknown)
-        return Bury(code, f"{'outcome unknown: ' if unknown else ''}{text}")
-    return Hold(delay, code, text)
+        return Bury(code, f"{'outcome unknown: ' if doubt else ''}{text}", doubt=doubt)
+    return Hold(delay, code, text, doubt)
+
+
+# ── Doubt ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def learnt(found: Outcome) -> Outcome:
+    """What the answer of a look-up is worth: yes, no, "not arrived", or nothing.
+
+    Only a `Transient` that says NOT_ARRIVED means so: any other is about the asking, not about the
+    message, and leaves it as unknown as it was.
+    """
+    if not isinstance(found, Transient) or (found.code == NOT_ARRIVED and found.down is None):
+        return found
+    return Unknown(found.code, found.text, found.down)
+
+
+def may_be_sent(answer: Outcome) -> bool:
+    """Whether a message in doubt may be sent, as far as was learnt right before. It stays in doubt:
+    what did not arrive yet may be on its way."""
+    return isinstance(answer, Transient)
+
+
+def after_a_look(sent: Outcome, answer: Outcome) -> tuple[Outcome, bool]:
+    """The outcome of a send after a look for what is in doubt, and whether it still is.
+
+    sent as                answer: yes, no   "not arrived"           nothing
+    Unknown                the answer        Unknown, in doubt       Unknown, in doubt
+    Transient, Permanent   the answer        as sent, not in doubt   Unknown, in doubt
+
+    After silence "not arrived" ends nothing, since it may still be on its way. After an answer
+    to the last send it is the receiver's word on all sends before it.
+    """
+    if isinstance(answer, Delivered | Permanent):
+        return answer, False
+    if isinstance(sent, Transient | Permanent) and isinstance(answer, Transient):
+        return sent, False
+    if isinstance(sent, Delivered):
+        return sent, False
+    told = answer if isinstance(sent, Unknown) else sent
+    text = told.text if told is answer else f"{sent.text}; asked again: {answer.text}"
+    # Never `down`, for which no attempt is written though it was sent.
+    return Unknown(told.code, text), True
 
 
 # ── Order ──────────────────────────────────────────────────────────────────────────────────────
@@ -262,6 +334,16 @@ def segments(batch: Sequence[Message], leftovers: Sequence[Leftover]) -> list[Se
             result.append(Segment(chunk=chunk, alone=alone, deaths=deaths))
         result[-1].messages.append(message)
     return result
+
+
+def suspected(message: Message, leftovers: Sequence[Leftover], from_held: bool) -> bool:
+    """Whether a relay died while it was sending this message, so that it may have arrived.
+
+    `from_held`: where it was read; in the outbox `held` says only that its key is.
+    """
+    if not leftovers:
+        return False
+    return _suspicion(message._replace(held=int(from_held)), leftovers)[0] > 0
 
 
 def _suspicion(message: Message, leftovers: Sequence[Leftover]) -> tuple[int, bool, int]:

@@ -1,7 +1,8 @@
 """From a wave of messages to a verdict for each: routes, brokers, breakers, timeouts, look-ups.
 
 Nothing here touches the database. A broker that raises or does not answer in time has told us
-nothing, so its messages are of unknown outcome and go out again with the same id.
+nothing, so its messages are of unknown outcome and go out again with the same id. A broker that can
+be asked what became of a message is asked before it goes out again.
 """
 
 from __future__ import annotations
@@ -21,19 +22,25 @@ from postroom.brokers.base import (
     BrokerOptions,
     CanLookUp,
     Outcome,
-    Permanent,
+    Transient,
     Unknown,
 )
 from postroom.config import Routes
+from postroom.ledger.rules import entered, is_entered
 from postroom.messages import Message
+from postroom.outbox import attempts
+from postroom.outbox.doubts import Doubts
 from postroom.outbox.rules import (
     SETTLED,
     UNSENT,
     Breaker,
+    Bury,
     Down,
+    Hold,
     Settled,
     Unsent,
     Verdict,
+    in_doubt,
     verdict,
 )
 from postroom.retry import RetryPolicy
@@ -69,6 +76,9 @@ class Sender:
         self._answered_at: dict[str, float] = {}
         # Found out once: to ask a protocol takes longer than a message.
         self._can_look_up = {url for url in brokers if isinstance(brokers[url], CanLookUp)}
+        self._doubts = Doubts(self._timeout)
+        self.settled = self._doubts.settled
+        self.unsettled = self._doubts.any_left
         self.unreachable: dict[str, str] = {}
 
     # ── destinations ───────────────────────────────────────────────────────────────────────────
@@ -120,6 +130,19 @@ class Sender:
         """Where messages of a topic go, for people: the broker's URL without its secrets."""
         return redact(self._url(topic) or "none")
 
+    def can_be_asked(self, topic: str) -> bool:
+        """Whether the broker of a topic can say what became of a message."""
+        return self._url(topic) in self._can_look_up
+
+    def keeps_doubt(self, message: Message) -> bool:
+        """Whether it matters for ever that a message may have arrived: it is a request, or there is
+        somebody to ask."""
+        return is_entered(message) or self.can_be_asked(message.topic)
+
+    def doubts(self, message: Message) -> bool:
+        """Whether a message may have arrived, as far as this relay and its history know."""
+        return self._doubts.about(message)
+
     def is_ordered(self, batch: Sequence[Message]) -> bool:
         """Whether this batch may go to its broker as one, later messages only after earlier."""
         urls = self._urls_of(batch)
@@ -144,16 +167,22 @@ class Sender:
     # ── sending ────────────────────────────────────────────────────────────────────────────────
 
     async def send(
-        self, wave: Sequence[Message], *, epoch: int, may_send: Callable[[], Awaitable[bool]]
+        self,
+        wave: Sequence[Message],
+        *,
+        epoch: int,
+        may_send: Callable[[], Awaitable[bool]],
+        suspect: bool = False,
     ) -> list[Verdict]:
         """One verdict for each message, in order.
 
         `may_send` is asked before every call of a broker; once it says no, the rest stays unsent.
+        `suspect`: a relay died while it was sending these, so they may have arrived.
         """
         urls = self._urls_of(wave)
         if len(urls) == 1:
             (url,) = urls
-            return await self._send_to(url, wave, epoch, may_send)
+            return await self._send_to(url, wave, epoch, may_send, suspect)
         groups: dict[str | None, list[int]] = {}
         for index, message in enumerate(wave):
             groups.setdefault(self._url(message.topic), []).append(index)
@@ -161,7 +190,7 @@ class Sender:
 
         async def serve(url: str | None, indexes: list[int]) -> None:
             messages = [wave[index] for index in indexes]
-            answers = await self._send_to(url, messages, epoch, may_send)
+            answers = await self._send_to(url, messages, epoch, may_send, suspect)
             for index, answer in zip(indexes, answers, strict=True):
                 verdicts[index] = answer
 
@@ -174,6 +203,7 @@ class Sender:
         messages: Sequence[Message],
         epoch: int,
         may_send: Callable[[], Awaitable[bool]],
+        suspect: bool,
     ) -> list[Verdict]:
         """Send to one broker, in parts while it ramps up; nothing passes what failed before it."""
         if url is None:
@@ -181,7 +211,7 @@ class Sender:
         if not self._breakers:
             if not await may_send():
                 return [UNSENT] * len(messages)
-            return await self._send_part(url, messages, epoch)
+            return await self._send_part(url, messages, epoch, may_send, suspect)
         verdicts: dict[int, Verdict] = {}
         stopped: set[tuple[str, str]] = set()
         waiting = list(range(len(messages)))
@@ -199,9 +229,8 @@ class Sender:
             waiting = ready[len(sent) :]
             if sent:
                 part = [messages[index] for index in sent]
-                for index, answer in zip(
-                    sent, await self._send_part(url, part, epoch), strict=True
-                ):
+                answers = await self._send_part(url, part, epoch, may_send, suspect)
+                for index, answer in zip(sent, answers, strict=True):
                     verdicts[index] = answer
                     if not isinstance(answer, Settled):
                         stopped.add(messages[index].order)
@@ -234,11 +263,78 @@ class Sender:
             ready.append(index)
         return ready
 
-    async def _send_part(self, url: str, part: Sequence[Message], epoch: int) -> list[Verdict]:
+    async def _send_part(
+        self,
+        url: str,
+        part: Sequence[Message],
+        epoch: int,
+        may_send: Callable[[], Awaitable[bool]],
+        suspect: bool,
+    ) -> list[Verdict]:
         if self._breakers:
             for topic in {message.topic for message in part}:
                 if (breaker := self._breakers.get(_topic(topic))) is not None:
                     breaker.admits(self._clock())
+        if url in self._can_look_up:
+            return await self._send_asking(url, part, epoch, may_send, suspect)
+        requests = entered(part)
+        if not requests:
+            outcomes = await self._sent(url, part, epoch)
+            return self._judge(url, part, outcomes, lambda m: suspect or in_doubt(m.history))
+        before = {m.position for m in part if suspect or self._doubts.about(m)}
+        self._doubts.sending(requests)
+        outcomes = await self._sent(url, part, epoch)
+        self._doubts.answered(
+            m
+            for m, outcome in zip(part, outcomes, strict=True)
+            if isinstance(outcome, Transient) and m.position not in before
+        )
+        return self._judge(url, part, outcomes, lambda m: m.position in before)
+
+    async def _send_asking(
+        self,
+        url: str,
+        part: Sequence[Message],
+        epoch: int,
+        may_send: Callable[[], Awaitable[bool]],
+        suspect: bool,
+    ) -> list[Verdict]:
+        """Send to a broker that can be asked: what is in doubt is asked for first, and once more
+        before it would be buried."""
+        broker = cast(CanLookUp, self._brokers[url])
+        doubtful = [m for m in part if suspect or self._doubts.about(m)]
+        known = await self._doubts.ask_first(broker, doubtful) if doubtful else {}
+        unsent = [message for message in part if message.position not in known]
+        if doubtful and unsent and not await may_send():  # asking took its time
+            unsent = []
+        if unsent:
+            self._doubts.sending(unsent)
+            outcomes = await self._sent(url, unsent, epoch)
+            before = {message.position for message in doubtful}
+            known |= await self._doubts.look_after(
+                broker,
+                [
+                    (message, outcome, message.position in before, self._ends(message, outcome))
+                    for message, outcome in zip(unsent, outcomes, strict=True)
+                ],
+            )
+        answered = [message for message in part if message.position in known]
+        judged = self._judge(
+            url,
+            answered,
+            [known[message.position].outcome for message in answered],
+            lambda message: known[message.position].doubt,
+            lambda message: known[message.position].sent,
+        )
+        verdicts = {m.position: each for m, each in zip(answered, judged, strict=True)}
+        return [verdicts.get(message.position, UNSENT) for message in part]
+
+    def _ends(self, message: Message, outcome: Outcome) -> bool:
+        """Whether a message would be buried for this outcome."""
+        policy = self._policy(message.topic)
+        return isinstance(verdict(outcome, message, policy, self._random), Bury)
+
+    async def _sent(self, url: str, part: Sequence[Message], epoch: int) -> list[Outcome]:
         token = object()
         self._sends[token] = (url, self._clock())
         try:
@@ -246,8 +342,8 @@ class Sender:
         finally:
             del self._sends[token]
         if signals.heard("message.attempted"):
-            _tell_attempts(url, outcomes)
-        return self._judge(url, part, outcomes)
+            attempts.tell(url, outcomes)
+        return outcomes
 
     async def _outcomes(self, url: str, messages: Sequence[Message], epoch: int) -> list[Outcome]:
         broker = self._brokers[url]
@@ -265,33 +361,24 @@ class Sender:
         except Exception as error:
             text = redact(f"{type(error).__name__}: {error}")[:ERROR_CHARACTERS]
             outcomes = [Unknown(type(error).__name__, text)] * len(messages)
-        if url in self._can_look_up:
-            asked = cast(CanLookUp, broker)
-            outcomes = [
-                await self._look_up(asked, message, outcome)
-                for message, outcome in zip(messages, outcomes, strict=True)
-            ]
         return outcomes
 
-    async def _look_up(self, broker: CanLookUp, message: Message, outcome: Outcome) -> Outcome:
-        if not isinstance(outcome, Unknown):
-            return outcome
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await broker.lookup(message)
-        except Exception as error:
-            text = redact(f"{outcome.text}; look-up failed: {error}")[:ERROR_CHARACTERS]
-            return Unknown(outcome.code, text, outcome.down)
-
     def _judge(
-        self, url: str, messages: Sequence[Message], outcomes: Sequence[Outcome]
+        self,
+        url: str,
+        messages: Sequence[Message],
+        outcomes: Sequence[Outcome],
+        doubt: Callable[[Message], bool],
+        sent: Callable[[Message], bool] = lambda _: True,
     ) -> list[Verdict]:
+        """A verdict for each, and what it says of the broker. `doubt`: whether one may have arrived
+        before; `sent`: whether it was sent, and not only asked for."""
         if not self._breakers and outcomes.count(DELIVERED) == len(outcomes):
             self._answered_at[url] = self._clock()
             return [SETTLED] * len(outcomes)
         verdicts = [
-            verdict(outcome, message, self._policy(message.topic), self._random)
-            for message, outcome in zip(messages, outcomes, strict=True)
+            verdict(outcome, m, self._policy(m.topic), self._random, doubt(m), sent(m))
+            for m, outcome in zip(messages, outcomes, strict=True)
         ]
         downs: dict[str, Down] = {}
         ups: dict[str, int] = {}
@@ -306,6 +393,9 @@ class Sender:
                 downs.setdefault(url if answer.scope == "broker" else name, answer)
                 if answer.scope == "broker" and name in self._breakers:
                     self._breakers[name].learnt_nothing(self._clock())
+            elif isinstance(answer, Hold) and not answer.spent:
+                if url in self._breakers:  # a probe that could not even ask
+                    downs.setdefault(url, Down("broker", answer.code, answer.text))
             elif name in self._breakers and not isinstance(answer, Unsent):
                 ups[name] = ups.get(name, 0) + 1
         for name, down in downs.items():
@@ -393,27 +483,6 @@ class Sender:
                     await broker.close()
             except Exception as error:
                 signals.emit("destination.unclosed", error=redact(str(error)))
-
-
-def _tell_attempts(url: str, outcomes: Sequence[Outcome]) -> None:
-    results = {"delivered": outcomes.count(DELIVERED), "transient": 0, "permanent": 0}
-    results |= {"unknown": 0, "down": 0}
-    if results["delivered"] < len(outcomes):
-        for outcome in outcomes:
-            if isinstance(outcome, Permanent):
-                results["permanent"] += 1
-            elif outcome != DELIVERED:
-                name = "unknown" if isinstance(outcome, Unknown) else "transient"
-                results["down" if getattr(outcome, "down", None) else name] += 1
-    signals.emit(
-        "message.attempted",
-        adapter=url,
-        delivered=results["delivered"],
-        transient=results["transient"],
-        permanent=results["permanent"],
-        unknown=results["unknown"],
-        down=results["down"],
-    )
 
 
 def _topic(topic: str) -> str:

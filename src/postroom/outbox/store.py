@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from postroom.databases.database import WorkerLink
 from postroom.flow import Flow, Row, Rows, Statement, Value
+from postroom.ledger import store as ledger
+from postroom.ledger.rules import Note
 from postroom.messages import Message
 from postroom.outbox.rules import Leftover, fence_number
 
@@ -92,14 +94,18 @@ class Change:
     waiting: list[Message] = field(default_factory=list)
     later: list[Message] = field(default_factory=list)
     later_seconds: float = 0.0
+    doubts: list[tuple[Message, str]] = field(default_factory=list)  # with their histories
     acquitted: list[int] = field(default_factory=list)
     from_held: bool = False
+    notes: dict[str, Note] = field(default_factory=dict)  # for the ledger, by the message's id
 
     @property
     def plain(self) -> bool:
         """Whether everything was delivered straight from the outbox, at the first try."""
         troubled = self.failures or self.burials or self.waiting or self.later or self.acquitted
-        return not (troubled or self.from_held or any(m.redrives for m in self.delivered))
+        if troubled or self.from_held or self.notes:
+            return False
+        return not [m for m in self.delivered if m.redrives]
 
     def pieces(self, most: int) -> Iterator[Change]:
         """This change in parts that each fit one transaction, what failed before what waits for it.
@@ -113,10 +119,16 @@ class Change:
         troubles: list[Failure | Burial] = [*self.failures, *self.burials]
         for start in range(0, len(troubles), most):
             part = Change(self.fence, from_held=self.from_held)
-            part.failures = [t for t in troubles[start : start + most] if isinstance(t, Failure)]
-            part.burials = [t for t in troubles[start : start + most] if isinstance(t, Burial)]
+            some = troubles[start : start + most]
+            part.failures = [trouble for trouble in some if isinstance(trouble, Failure)]
+            part.burials = [trouble for trouble in some if isinstance(trouble, Burial)]
+            part.notes = self._notes_of([trouble.message for trouble in some])
             yield part
-        yield replace(self, failures=[], burials=[])
+        rest = [*self.delivered, *(message for message, _ in self.doubts)]
+        yield replace(self, failures=[], burials=[], notes=self._notes_of(rest))
+
+    def _notes_of(self, messages: list[Message]) -> dict[str, Note]:
+        return {m.id: self.notes[m.id] for m in messages if m.id in self.notes}
 
 
 class Store:
@@ -226,18 +238,30 @@ class Store:
         )
         return {lane for (lane,) in answer}
 
-    async def load_lane(self, link: WorkerLink, lane: int) -> tuple[list[Leftover], bool]:
-        """What a new owner must know first: what dead relays were sending, and any held keys."""
+    async def clear_journal(self, link: WorkerLink, *, keep: bool) -> None:
+        """Drop all that this relay has said, since it lives; `keep`: it remembers what it sent and
+        could not settle, and whoever comes after its death must know that too."""
+        if not keep:
+            await link.query(ROOM, "journal_clear_all", owner=self.owner)
+
+    async def load_lane(
+        self, link: WorkerLink, lane: int, *, keep: bool = False
+    ) -> tuple[list[Leftover], bool]:
+        """What a new owner must know first: what dead relays were sending, and any held keys.
+
+        `keep` as above. What is ours makes nobody suspect: this process lived on.
+        """
 
         def load() -> Flow[tuple[Rows, Rows]]:
-            yield self._query("journal_clear_own", lane=lane, owner=self.owner)
+            if not keep:
+                yield self._query("journal_clear_own", lane=lane, owner=self.owner)
             yield from self._forget(lane)
             left = yield self._query("journal_read", lane=lane)
             held = yield self._query("held_any", lane=lane)
             return left, held
 
         left, held = await link.transact(load())
-        return _leftovers(left), bool(held)
+        return _leftovers(row for row in left if row[0] != self.owner), bool(held)
 
     async def forget_journal(self, link: WorkerLink, lane: int) -> list[Leftover]:
         """Drop what dead relays left of which nothing remains; returns the rest."""
@@ -321,7 +345,11 @@ class Store:
             delay_us = int(change.later_seconds * 1e6)
             heads = _heads(change.later)
             yield self._query("hold_later", delay_us=delay_us, **_places(heads))
+        if change.doubts:
+            yield Statement(ROOM, "hold_doubt", many=[_doubted(*each) for each in change.doubts])
         yield from self._arm(change)
+        if change.notes:
+            yield from ledger.write(change.notes.values())
         for position in change.acquitted:
             yield self._query("journal_acquit", lane=change.fence.lane, position=position)
         return missing
@@ -435,6 +463,10 @@ def _failed(failure: Failure) -> dict[str, Value]:
         "error": failure.text,
         "delay_us": int(failure.delay_seconds * 1e6),
     }
+
+
+def _doubted(message: Message, history: str) -> dict[str, Value]:
+    return {"lane": message.lane, "position": message.position, "history": history}
 
 
 def _buried(burial: Burial) -> dict[str, Value]:

@@ -176,6 +176,11 @@ SELECT COUNT(*) FROM (SELECT 1 FROM postroom_dead_letter
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_inbox
  WHERE handled_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND LIMIT :most) a
 
+-- name: old_keys
+SELECT COUNT(*) FROM (SELECT 1 FROM postroom_idempotency_key
+ WHERE expires_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
+   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume')) LIMIT :most) a
+
 -- name: old_jobs
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_job
  WHERE state <> 'running'
@@ -221,3 +226,15 @@ SELECT w.lane, w.paused, TIMESTAMPDIFF(MICROSECOND, w.oldest, UTC_TIMESTAMP(6)) 
 SELECT (SELECT TIMESTAMPDIFF(SECOND, MIN(day), UTC_TIMESTAMP()) FROM postroom_archive),
        (SELECT TIMESTAMPDIFF(SECOND, MIN(created_at), UTC_TIMESTAMP()) FROM postroom_dedup),
        (SELECT TIMESTAMPDIFF(SECOND, MIN(handled_at), UTC_TIMESTAMP()) FROM postroom_inbox)
+
+-- name: ledger_in_trouble
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_ledger
+                               WHERE state = 'unknown' AND finished_at IS NOT NULL
+                               LIMIT :most) u),
+       (SELECT count(*) FROM (SELECT id FROM postroom_ledger
+                               WHERE state IN ('accepted', 'unknown') AND finished_at IS NULL
+                                 AND accepted_at < UTC_TIMESTAMP(6) - INTERVAL :age_s SECOND
+                               LIMIT :most) l
+         WHERE NOT EXISTS (SELECT 1 FROM postroom_outbox o WHERE o.id = l.id)
+           AND NOT EXISTS (SELECT 1 FROM postroom_held h WHERE h.id = l.id)
+           AND NOT EXISTS (SELECT 1 FROM postroom_delayed d WHERE d.id = l.id))

@@ -224,6 +224,12 @@ SELECT count(*) FROM (SELECT 1 FROM postroom.inbox
  WHERE handled_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
  LIMIT CAST(:most AS bigint)) a
 
+-- name: old_keys
+SELECT count(*) FROM (SELECT 1 FROM postroom.idempotency_key
+ WHERE expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
+ LIMIT CAST(:most AS bigint)) a
+
 -- name: old_jobs
 SELECT count(*) FROM (SELECT 1 FROM postroom.job
  WHERE state <> 'running'
@@ -331,3 +337,16 @@ SELECT count(*) FROM (
                AND c.relname ~ '^archive_\d{8}$') d
      WHERE d.day >= CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date)) n
  WHERE n.day = CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date) + CAST(n.place AS int) - 1
+
+-- name: ledger_in_trouble
+-- Requests nobody knows the end of; and those that have not ended though no message of theirs waits.
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.ledger
+                               WHERE state = 'unknown' AND finished_at IS NOT NULL
+                               LIMIT CAST(:most AS bigint)) u),
+       (SELECT count(*) FROM (SELECT id FROM postroom.ledger
+                               WHERE state IN ('accepted', 'unknown') AND finished_at IS NULL
+                                 AND accepted_at < clock_timestamp() - CAST(:age_s AS bigint) * interval '1 second'
+                               LIMIT CAST(:most AS bigint)) l
+         WHERE NOT EXISTS (SELECT 1 FROM postroom.outbox o WHERE o.id = l.id)
+           AND NOT EXISTS (SELECT 1 FROM postroom.held h WHERE h.id = l.id)
+           AND NOT EXISTS (SELECT 1 FROM postroom.delayed d WHERE d.id = l.id))

@@ -161,6 +161,11 @@ SELECT COUNT(*) FROM (SELECT 1 FROM postroom_dead_letter
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_inbox
  WHERE handled_at < NOW_US - :keep_seconds * 1000000 LIMIT :most) a
 
+-- name: old_keys
+SELECT COUNT(*) FROM (SELECT 1 FROM postroom_idempotency_key
+ WHERE expires_at < NOW_US - :keep_seconds * 1000000
+   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume')) LIMIT :most) a
+
 -- name: old_jobs
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_job
  WHERE state <> 'running' AND updated_at < NOW_US - :keep_seconds * 1000000 LIMIT :most) a
@@ -201,3 +206,15 @@ SELECT (SELECT CAST((julianday('now') - julianday(MIN(day))) * 86400 AS INTEGER)
           FROM postroom_archive),
        (SELECT (NOW_US - MIN(created_at)) / 1000000 FROM postroom_dedup),
        (SELECT (NOW_US - MIN(handled_at)) / 1000000 FROM postroom_inbox)
+
+-- name: ledger_in_trouble
+SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_ledger
+                               WHERE state = 'unknown' AND finished_at IS NOT NULL
+                               LIMIT :most) u),
+       (SELECT count(*) FROM (SELECT id FROM postroom_ledger
+                               WHERE state IN ('accepted', 'unknown') AND finished_at IS NULL
+                                 AND accepted_at < NOW_US - :age_s * 1000000
+                               LIMIT :most) l
+         WHERE NOT EXISTS (SELECT 1 FROM postroom_outbox o WHERE o.id = l.id)
+           AND NOT EXISTS (SELECT 1 FROM postroom_held h WHERE h.id = l.id)
+           AND NOT EXISTS (SELECT 1 FROM postroom_delayed d WHERE d.id = l.id))

@@ -27,7 +27,7 @@ from postroom.flow import Flow, Statement, Value
 from postroom.messages import check_topic, lane_of
 from postroom.ops.desk import desk, operator
 
-__all__ = ["Job", "Wish", "begin", "count", "jobs", "show", "stop", "work"]
+__all__ = ["Job", "Wish", "begin", "count", "jobs", "left_out", "show", "stop", "work"]
 
 ROOM = __package__ or "postroom.ops.jobs"
 LEASE_SECONDS = 30.0
@@ -41,7 +41,10 @@ NIL = "00000000-0000-0000-0000-000000000000"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Which messages, and how they are to be sent. Times are microseconds, and None is any."""
+    """Which messages, and how they are to be sent. Times are microseconds, and None is any.
+
+    `requests`: a replay sends requests of the ledger too, to whoever has carried them out already.
+    """
 
     topic: str | None = None
     key: str | None = None
@@ -56,6 +59,7 @@ class Wish:
     max_errors: int = 10
     to: str | None = None
     source: str = letters.OUTBOX
+    requests: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 100_000:
@@ -85,6 +89,7 @@ class Wish:
             "last_day": last.isoformat(),
             "most": self.limit or ALL,
             "source": self.source,
+            "requests": int(self.requests),
         }
 
 
@@ -136,6 +141,15 @@ async def count(url: str, kind: str, wish: Wish) -> list[dict[str, Any]]:
         rows = await link.query(ROOM, name, **wish.values())
     fields = ("topic", "type", "error_code", "count")
     return [dict(zip(fields, row, strict=True)) for row in rows]
+
+
+async def left_out(url: str, kind: str, wish: Wish) -> int:
+    """How many requests of the ledger a replay leaves alone."""
+    if kind != "replay" or wish.requests:
+        return 0
+    async with desk(url) as link:
+        ((found,),) = await link.query(ROOM, "archive_requests", **wish.values())
+    return int(found)
 
 
 async def begin(url: str, kind: str, wish: Wish, *, why: str | None) -> Job:

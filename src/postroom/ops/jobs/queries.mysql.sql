@@ -32,7 +32,19 @@ SELECT topic, type, NULL, count(*) FROM postroom_archive
    AND day <= CAST(:last_day AS date)
    AND delivered_at >= '1970-01-01' + INTERVAL :since MICROSECOND
    AND delivered_at < '1970-01-01' + INTERVAL :until MICROSECOND
+   AND (:requests = 1 OR coalesce(INSTR(headers, '"postroom-ledger"'), 0) = 0)
  GROUP BY topic, type ORDER BY count(*) DESC, topic, type
+
+-- name: archive_requests
+SELECT count(*) FROM postroom_archive
+ WHERE (:topic IS NULL OR topic = :topic)
+   AND (:key IS NULL OR `key` = :key)
+   AND (:type IS NULL OR type = :type)
+   AND day >= CAST(:first_day AS date)
+   AND day <= CAST(:last_day AS date)
+   AND delivered_at >= '1970-01-01' + INTERVAL :since MICROSECOND
+   AND delivered_at < '1970-01-01' + INTERVAL :until MICROSECOND
+   AND INSTR(headers, '"postroom-ledger"') > 0
 
 -- name: archive_take
 INSERT INTO postroom_job_item (job, position, id)
@@ -44,6 +56,7 @@ SELECT :job, position, id FROM postroom_archive
    AND day <= CAST(:last_day AS date)
    AND delivered_at >= '1970-01-01' + INTERVAL :since MICROSECOND
    AND delivered_at < '1970-01-01' + INTERVAL :until MICROSECOND
+   AND (:requests = 1 OR coalesce(INSTR(headers, '"postroom-ledger"'), 0) = 0)
  ORDER BY position LIMIT :most
 
 -- name: items_count

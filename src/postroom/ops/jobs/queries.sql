@@ -34,7 +34,20 @@ SELECT topic, type, NULL, count(*) FROM postroom.archive
    AND day <= CAST(CAST(:last_day AS text) AS date)
    AND delivered_at >= to_timestamp(0) + CAST(:since AS bigint) * interval '1 microsecond'
    AND delivered_at < to_timestamp(0) + CAST(:until AS bigint) * interval '1 microsecond'
+   AND (CAST(:requests AS integer) = 1 OR coalesce(strpos(headers, '"postroom-ledger"'), 0) = 0)
  GROUP BY topic, type ORDER BY count(*) DESC, topic, type
+
+-- name: archive_requests
+-- Requests of the ledger, which a replay leaves alone: to place them again is no small thing.
+SELECT count(*) FROM postroom.archive
+ WHERE (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text))
+   AND (CAST(:key AS text) IS NULL OR key = CAST(:key AS text))
+   AND (CAST(:type AS text) IS NULL OR type = CAST(:type AS text))
+   AND day >= CAST(CAST(:first_day AS text) AS date)
+   AND day <= CAST(CAST(:last_day AS text) AS date)
+   AND delivered_at >= to_timestamp(0) + CAST(:since AS bigint) * interval '1 microsecond'
+   AND delivered_at < to_timestamp(0) + CAST(:until AS bigint) * interval '1 microsecond'
+   AND strpos(headers, '"postroom-ledger"') > 0
 
 -- name: archive_take
 INSERT INTO postroom.job_item (job, position, id)
@@ -46,6 +59,7 @@ SELECT CAST(CAST(:job AS text) AS uuid), position, id FROM postroom.archive
    AND day <= CAST(CAST(:last_day AS text) AS date)
    AND delivered_at >= to_timestamp(0) + CAST(:since AS bigint) * interval '1 microsecond'
    AND delivered_at < to_timestamp(0) + CAST(:until AS bigint) * interval '1 microsecond'
+   AND (CAST(:requests AS integer) = 1 OR coalesce(strpos(headers, '"postroom-ledger"'), 0) = 0)
  ORDER BY position LIMIT CAST(:most AS bigint)
 
 -- name: items_count

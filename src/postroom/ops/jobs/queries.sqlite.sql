@@ -32,7 +32,19 @@ SELECT topic, type, NULL, count(*) FROM postroom_archive
    AND day <= :last_day
    AND delivered_at >= :since
    AND delivered_at < :until
+   AND (:requests = 1 OR coalesce(instr(headers, '"postroom-ledger"'), 0) = 0)
  GROUP BY topic, type ORDER BY count(*) DESC, topic, type
+
+-- name: archive_requests
+SELECT count(*) FROM postroom_archive
+ WHERE (:topic IS NULL OR topic = :topic)
+   AND (:key IS NULL OR key = :key)
+   AND (:type IS NULL OR type = :type)
+   AND day >= :first_day
+   AND day <= :last_day
+   AND delivered_at >= :since
+   AND delivered_at < :until
+   AND instr(headers, '"postroom-ledger"') > 0
 
 -- name: archive_take
 INSERT INTO postroom_job_item (job, position, id)
@@ -44,6 +56,7 @@ SELECT :job, position, id FROM postroom_archive
    AND day <= :last_day
    AND delivered_at >= :since
    AND delivered_at < :until
+   AND (:requests = 1 OR coalesce(instr(headers, '"postroom-ledger"'), 0) = 0)
  ORDER BY position LIMIT :most
 
 -- name: items_count

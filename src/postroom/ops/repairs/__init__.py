@@ -13,6 +13,7 @@ from typing import NamedTuple
 from postroom.dead_letters import store as letters
 from postroom.errors import Refused
 from postroom.flow import Flow, Statement, Value
+from postroom.ledger import store as ledger
 from postroom.messages import lane_of
 
 __all__ = [
@@ -177,6 +178,7 @@ def _set_aside(one: _Waiting, why: str) -> Flow[bool]:
         yield Statement(letters.ROOM, "arm_next", of_key)
     if one.place != "delayed":
         yield _query("yield_lane", lane=one.lane)
+    yield from ledger.give_up(one.id, why, doubtful=bool(batches))
     return one.attempts > 0 or bool(batches)
 
 

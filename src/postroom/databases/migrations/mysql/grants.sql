@@ -26,6 +26,12 @@ GRANT SELECT (id) ON postroom_dead_letter TO {publisher};
 -- With `inbox.once` it writes down what it has handled.
 GRANT SELECT, INSERT ON postroom_inbox TO {publisher};
 
+-- With idempotency keys it remembers what it has answered, and forgets nothing.
+GRANT SELECT, INSERT, UPDATE ON postroom_idempotency_key TO {publisher};
+
+-- It enters requests in the ledger and reads what became of them; only a relay or a person says so.
+GRANT SELECT, INSERT ON postroom_ledger TO {publisher};
+
 -- The consumer may publish too, and keeps what waits to be handled again.
 GRANT {publisher} TO {consumer};
 GRANT UPDATE ON postroom_inbox TO {consumer};
@@ -47,8 +53,12 @@ GRANT SELECT, DELETE ON postroom_inbox TO {relay};
 GRANT SELECT, DELETE ON postroom_job TO {relay};
 GRANT SELECT, DELETE ON postroom_job_item TO {relay};
 GRANT SELECT, DELETE ON postroom_key_lock TO {relay};
+GRANT SELECT (scope, operation, `key`, status, mode, epoch, locked_until, expires_at),
+    UPDATE (status, locked_until, error), DELETE
+    ON postroom_idempotency_key TO {relay};
 GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom_lane TO {relay};
 GRANT INSERT, UPDATE ON postroom_meta TO {relay};
+GRANT SELECT, UPDATE ON postroom_ledger TO {relay};
 
 -- The operator sees everything, repairs messages, and leaves a trace nobody can change.
 GRANT SELECT, INSERT, DELETE ON postroom_outbox TO {operator};
@@ -58,12 +68,14 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_inbox_held TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_dead_letter TO {operator};
 GRANT SELECT ON postroom_seat TO {operator};
 GRANT SELECT, UPDATE ON postroom_lane TO {operator};
+GRANT SELECT, UPDATE ON postroom_ledger TO {operator};
 GRANT SELECT, INSERT ON postroom_audit TO {operator};
 GRANT SELECT, UPDATE (redrives), DELETE ON postroom_archive TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_job TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_job_item TO {operator};
 GRANT SELECT, DELETE ON postroom_dedup TO {operator};
 GRANT SELECT, DELETE ON postroom_inbox TO {operator};
+GRANT SELECT, UPDATE, DELETE ON postroom_idempotency_key TO {operator};
 GRANT SELECT ON postroom_key_lock TO {operator};
 GRANT SELECT ON postroom_lane_batch TO {operator};
 GRANT SELECT, DELETE ON postroom_worker TO {operator};

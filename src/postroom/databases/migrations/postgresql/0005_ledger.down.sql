@@ -1,0 +1,2 @@
+DROP TABLE postroom.ledger;
+UPDATE postroom.meta SET value = '4' WHERE name = 'schema_version';

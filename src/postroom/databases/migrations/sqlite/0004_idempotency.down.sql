@@ -1,0 +1,2 @@
+DROP TABLE postroom_idempotency_key;
+UPDATE postroom_meta SET value = '3' WHERE name = 'schema_version';

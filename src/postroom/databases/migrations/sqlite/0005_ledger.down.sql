@@ -1,0 +1,2 @@
+DROP TABLE postroom_ledger;
+UPDATE postroom_meta SET value = '4' WHERE name = 'schema_version';

@@ -1,0 +1,358 @@
+"""The order gateway as an ASGI application: orders come in over HTTP and are accepted once each.
+
+    app = create_app("postgresql://localhost/app", "call:shop.exchange:send")
+
+`POST /do/order` enters an order in the ledger and its message in the outbox, in one commit, and
+answers 202; the same key and order again are answered with what became of it, another order under
+the same key with 409. The relay beside it sends orders through the adapter and writes down the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from postroom import signals
+from postroom.errors import InvalidMessage, MissingDriver, PostroomError, Unreachable
+from postroom.gateway import orders
+from postroom.gateway.counter import Counter
+from postroom.gateway.openapi import document
+from postroom.idempotency.problems import HEADER, MEDIA_TYPE, PROBLEMS, REPLAYED
+from postroom.idempotency.rules import BadKey, checked_key, parse_key, scope_name
+from postroom.ledger.rules import Entry
+from postroom.outbox.relay import Relay
+from postroom.outbox.requests import Receipt, Request
+from postroom.worker import version
+
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from starlette.requests import Request as Call
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingDriver(
+        "The gateway needs Starlette and uvicorn: pip install 'postroom[gateway]'."
+    ) from error
+
+if TYPE_CHECKING:
+    from postroom.config import RelaySettings, Routes
+
+__all__ = ["SCOPE", "TOPIC", "create_app"]
+
+SCOPE = "orders"
+TOPIC = "orders.place"
+TYPE = "order.place.v1"
+FIELD = "idempotency_key"
+MOST_WAIT_SECONDS = 30.0
+MOST_WAITING = 1000
+WAIT = r"-?[0-9]{1,20}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,3})?"
+LOOK_FIRST_SECONDS = 0.01
+LOOK_MOST_SECONDS = 0.2
+
+
+class Problem(Exception):
+    """An answer that is not what was asked for."""
+
+    def __init__(self, status: int, kind: str, detail: str, *faults: orders.Fault) -> None:
+        super().__init__(detail)
+        self.status, self.kind, self.detail, self.faults = status, kind, detail, faults
+
+
+def create_app(
+    database: str,
+    adapter: str | Mapping[str, str] | Routes | None = None,
+    *,
+    tokens: Mapping[str, str] | None = None,
+    connections: int = 8,
+    patience_seconds: float = 5.0,
+    settings: RelaySettings | None = None,
+    **relay: Any,
+) -> Starlette:
+    """The gateway on a database that has Postroom's tables.
+
+    `adapter` is where the relay sends orders, such as `call:module:function`; without one some
+    other process must run a relay. `tokens` maps names of clients to their secrets: each then sees
+    its own orders alone. A request waits `patience_seconds` for the database, then is told so.
+    What else is given goes to the `Relay`.
+    """
+    counter = Counter(database, connections=connections, patience_seconds=patience_seconds)
+    gateway = Gateway(counter, tokens or {})
+    how = {"settings": settings, **relay}
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(gateway.counter.close)
+            await gateway.counter.open()
+            if adapter is not None:
+                relay = await stack.enter_async_context(Relay(database, adapter, **how))
+                app.state.relay = relay
+                _warn(relay)
+            yield
+
+    app = Starlette(
+        routes=[
+            Route("/do/order", gateway.place, methods=["POST"]),
+            Route("/do/order/{key:path}", gateway.look, methods=["GET"]),
+            Route("/openapi.json", gateway.describe, methods=["GET"]),
+            Route("/healthz", gateway.live, methods=["GET"]),
+            Route("/readyz", gateway.ready, methods=["GET"]),
+        ],
+        lifespan=lifespan,
+        exception_handlers={
+            Problem: _tell_problem,
+            HTTPException: _tell_http,
+            PostroomError: _tell_trouble,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.gateway = gateway
+    return app
+
+
+class Gateway:
+    """What the routes do."""
+
+    def __init__(self, counter: Counter, tokens: Mapping[str, str]) -> None:
+        self.counter = counter
+        self._tokens = {name: _hashed(secret) for name, secret in tokens.items()}
+        self._waiting = 0
+
+    async def place(self, call: Call) -> Response:
+        """`POST /do/order`"""
+        scope = self._scope(call)
+        wait = _wait(call)
+        body = orders_body(await _read(call))
+        key = _key(call, body)
+        order, faults = orders.checked(body)
+        if faults:
+            names = ", ".join(dict.fromkeys(fault.field for fault in faults))
+            raise Problem(422, "invalid-order", f"wrong: {names}", *faults)
+        receipt = await self._accept(order, key, scope)
+        if receipt.conflict:
+            raise Problem(409, "key-reused", f"the key {key!r} belongs to another order")
+        entry = receipt.entry
+        if wait and not entry.finished:
+            entry = await self._finished(entry, wait)
+        headers = {"Location": f"/do/order/{_in_a_path(key)}"}
+        if not receipt.new:
+            headers[REPLAYED] = "true"
+        over = not receipt.new or entry.finished
+        return JSONResponse(_shown(entry), status_code=200 if over else 202, headers=headers)
+
+    async def _accept(self, order: dict[str, Any], key: str, scope: str) -> Receipt:
+        try:
+            request = Request.of(order, key=key, scope=scope, type=TYPE, topic=TOPIC)
+        except InvalidMessage as error:
+            raise Problem(422, "invalid-order", str(error)) from None
+        return await self.counter.accept(request)
+
+    async def look(self, call: Call) -> Response:
+        """`GET /do/order/{key}`"""
+        scope = self._scope(call)
+        wait, key = _wait(call), call.path_params["key"]
+        try:
+            entry = await self.counter.find(scope, checked_key(key))
+        except BadKey:
+            entry = None
+        if entry is None:
+            raise Problem(404, "no-such-order", "there is no order under this key")
+        if wait and not entry.finished:
+            entry = await self._finished(entry, wait)
+        return JSONResponse(_shown(entry))
+
+    async def describe(self, call: Call) -> Response:
+        """`GET /openapi.json`"""
+        return JSONResponse(document(version(), secured=bool(self._tokens)))
+
+    async def live(self, call: Call) -> Response:
+        """`GET /healthz`: the loop runs."""
+        return JSONResponse({"ok": True})
+
+    async def ready(self, call: Call) -> Response:
+        """`GET /readyz`: the ledger can be read, and the relay can work if there is one."""
+        await self.counter.open()
+        await self.counter.find(SCOPE, "ready?")
+        relay: Relay | None = getattr(call.app.state, "relay", None)
+        troubles = [*relay.health().unhealthy, *relay.health().unready] if relay else []
+        return JSONResponse({"ok": not troubles, "problems": troubles}, 503 if troubles else 200)
+
+    async def _finished(self, entry: Entry, seconds: float) -> Entry:
+        """The entry once it is finished, or as it stands after so long."""
+        if self._waiting >= MOST_WAITING:
+            return entry
+        until, pause = time.monotonic() + seconds, LOOK_FIRST_SECONDS
+        self._waiting += 1
+        try:
+            while not entry.finished and (left := until - time.monotonic()) > 0:
+                await asyncio.sleep(min(pause, left))
+                entry = await self.counter.find(entry.scope, entry.key) or entry
+                pause = min(pause * 1.5, LOOK_MOST_SECONDS)
+        finally:
+            self._waiting -= 1
+        return entry
+
+    def _scope(self, call: Call) -> str:
+        """Whose keys these are: a client never sees another's order."""
+        if not self._tokens:
+            return SCOPE
+        kind, _, token = call.headers.get("authorization", "").partition(" ")
+        given = _hashed(token.strip())
+        owners = [n for n, known in self._tokens.items() if hmac.compare_digest(known, given)]
+        if kind.lower() != "bearer" or not owners:
+            raise Problem(401, "unauthorized", "a bearer token is needed that somebody has")
+        return scope_name((SCOPE, owners[0]))
+
+
+# ── What comes in ──────────────────────────────────────────────────────────────────────────────
+
+
+def orders_body(body: bytes) -> dict[str, Any]:
+    """The body's document, or a problem."""
+    try:
+        return orders.parse(body)
+    except orders.BadBody as error:
+        faults = [orders.Fault(error.field, str(error))] if error.field else []
+        raise Problem(400, "bad-body", str(error), *faults) from None
+
+
+async def _read(call: Call) -> bytes:
+    kind = call.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Problem(415, "not-json", "the body must be application/json")
+    body = bytearray()
+    try:
+        async for chunk in call.stream():
+            body += chunk
+            if len(body) > orders.BODY_BYTES:
+                raise Problem(413, "too-large", f"the limit is {orders.BODY_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise Problem(400, "bad-body", "the body ended early") from None
+    return bytes(body)
+
+
+def _key(call: Call, body: dict[str, Any]) -> str:
+    """The key, from the header or the body, which it is taken out of."""
+    inside = body.pop(FIELD, None)
+    where = HEADER
+    try:
+        key = parse_key(call.headers.getlist(HEADER))
+        if inside is not None:
+            where, outside = FIELD, key
+            key = checked_key(inside)
+            if outside not in (None, key):
+                raise BadKey("it differs from the header's")
+    except BadKey as error:
+        text = str(error)
+        raise Problem(400, "key-invalid", f"{where}: {text}", orders.Fault(where, text)) from None
+    if key is None:
+        fault = orders.Fault(HEADER, "is required")
+        text = f"Say which order this is: {HEADER}, or {FIELD} in the body"
+        raise Problem(400, "key-missing", text, fault)
+    return key
+
+
+def _wait(call: Call) -> float:
+    given = call.query_params.get("wait")
+    if given is None:
+        return 0.0
+    # float() alone would take "1_0", " 5" and "nan" too.
+    seconds = float(given) if re.fullmatch(WAIT, given) else -1.0
+    if not 0 <= seconds <= MOST_WAIT_SECONDS:
+        text = f"must be seconds from 0 to {MOST_WAIT_SECONDS:g}"
+        raise Problem(400, "bad-wait", f"wait {text}", orders.Fault("wait", text))
+    return seconds
+
+
+# ── What goes out ──────────────────────────────────────────────────────────────────────────────
+
+
+def _in_a_path(key: str) -> str:
+    """A key as a part of a path that nobody takes for a step upwards."""
+    return key.replace(".", "%2E") if key in (".", "..") else quote(key, safe="")
+
+
+def _shown(entry: Entry) -> dict[str, Any]:
+    error = {"code": entry.error_code, "detail": entry.error} if entry.error_code else None
+    return {
+        "idempotency_key": entry.key,
+        "client_order_id": entry.id,
+        "status": entry.state,
+        "finished": entry.finished,
+        "attempts": entry.attempts,
+        "order": json.loads(entry.request),
+        "result": _result(entry.answer),
+        "last_error": error,
+    }
+
+
+def _result(answer: str | None) -> Any:
+    if answer is None:
+        return None
+    try:
+        return json.loads(answer, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return answer
+
+
+def _problem(
+    status: int, kind: str, detail: str, faults: tuple[orders.Fault, ...] = ()
+) -> Response:
+    body: dict[str, Any] = {
+        "type": f"urn:postroom:problem:{kind}",
+        "title": PROBLEMS[kind][1] if kind in PROBLEMS else kind.replace("-", " ").capitalize(),
+        "status": status,
+        "detail": detail,
+    }
+    if faults:
+        body["errors"] = [{"field": each.field, "detail": each.detail} for each in faults]
+    return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE)
+
+
+async def _tell_problem(call: Call, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    response = _problem(error.status, error.kind, error.detail, error.faults)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+async def _tell_http(call: Call, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = {404: "no-such-page", 405: "no-such-method"}.get(error.status_code, "refused")
+    response = _problem(error.status_code, kind, error.detail)
+    for name, value in (error.headers or {}).items():
+        response.headers[name] = value
+    return response
+
+
+async def _tell_trouble(call: Call, error: Exception) -> Response:
+    """The database's fault: whether the order was accepted is told to whoever asks again."""
+    kind = "unreachable" if isinstance(error, Unreachable) else "trouble"
+    why = str(error.__cause__ or error) or type(error).__name__
+    signals.emit("gateway.trouble", path=call.url.path, error=signals.redact(why))
+    detail = "the database does not answer; try again with the same key"
+    response = _problem(503, kind, detail)
+    response.headers["Retry-After"] = "1"
+    return response
+
+
+def _warn(relay: Relay) -> None:
+    """Say at the start what could not be said of an order later."""
+    if not relay.sender.can_be_asked(TOPIC):
+        advice = "give it a `lookup`, or orders that got no answer stay unknown and may be repeated"
+        signals.emit("gateway.unasked", adapter=relay.sender.adapter(TOPIC), advice=advice)
+
+
+def _hashed(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,338 @@
+"""Django: a middleware for views that work outside of the database, and a decorator for those whose
+record, change, messages and answer are one commit.
+
+    MIDDLEWARE = [..., "postroom.idempotency.django.IdempotencyMiddleware"]
+    POSTROOM = {"keys": "shop.keys.keys"}      # a Keys, or a function that makes one
+
+    @idempotent(keys, Policy(required=True), using="default")
+    def place(request): ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.core.exceptions import BadRequest, RequestDataTooBig
+from django.core.handlers.exception import response_for_exception
+from django.db import connections, transaction
+from django.http import Http404, HttpResponse
+from django.urls import Resolver404, resolve
+from django.utils.decorators import sync_and_async_middleware
+from django.utils.module_loading import import_string
+
+from postroom.databases.trouble import is_conflict, waited_too_long
+from postroom.errors import ConfigurationError, PostroomError, PublishError, WrongCall
+from postroom.idempotency import problems
+from postroom.idempotency.borrowed import TRIES, Borrowed
+from postroom.idempotency.exchange import (
+    Asked,
+    closing,
+    drive,
+    drive_async,
+    may_run_without,
+    opening,
+)
+from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
+from postroom.idempotency.leases import kept_in_loop
+from postroom.idempotency.policy import Policy
+from postroom.idempotency.rules import Answer, Mine, Running, Verdict
+from postroom.idempotency.telling import (
+    give_up,
+    give_up_async,
+    refused,
+    tell_replay,
+    tell_unprotected,
+)
+from postroom.idempotency.turn import Turn
+
+__all__ = ["IdempotencyMiddleware", "idempotent"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+STATE = "postroom_idempotency"
+_DECORATED = "postroom_has_its_key"
+
+
+def keys_of_settings() -> Keys:
+    """What `keys` of POSTROOM names."""
+    named = getattr(settings, "POSTROOM", {}).get("keys")
+    if named is None:
+        raise ConfigurationError("set POSTROOM['keys'] to where your Keys are: 'shop.keys.keys'.")
+    found = import_string(named) if isinstance(named, str) else named
+    found = found if isinstance(found, Keys) else found()
+    if not isinstance(found, Keys):
+        raise ConfigurationError("POSTROOM['keys'] must name a Keys, or a function that makes one.")
+    return found
+
+
+@sync_and_async_middleware  # type: ignore[untyped-decorator]
+def IdempotencyMiddleware(get_response: Callable[..., Any]) -> Callable[..., Any]:
+    """One request, one effect; `external` policies only: a view in one transaction is decorated."""
+    keys = keys_of_settings()
+    if inspect.iscoroutinefunction(get_response):
+        under_way: set[asyncio.Task[Any]] = set()
+
+        async def middleware_async(request: Any) -> Any:
+            asked = await _asked_async(keys, request)
+            if not isinstance(asked, Asked):
+                return await get_response(request) if asked is None else _response(asked)
+            # In a task of its own, from the claim on: a client that hangs up does not end it.
+            task = asyncio.ensure_future(claim(request, asked))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+            return await asyncio.shield(task)
+
+        async def claim(request: Any, asked: Asked) -> Any:
+            try:
+                verdict = await drive_async(opening(asked), keys.engines)
+            except PostroomError as error:
+                if may_run_without(asked, error):
+                    setattr(request, STATE, Turn(asked))
+                    return await get_response(request)
+                return _response(refused(asked, error))
+            if isinstance(verdict, Mine):
+                return await carry_out(request, asked, verdict)
+            return _say(asked, verdict)
+
+        async def carry_out(request: Any, asked: Asked, mine: Mine) -> Any:
+            setattr(request, STATE, turn := Turn(asked))
+            try:
+                with kept_in_loop(asked, mine.claim, keys.engines):
+                    response = await get_response(request)
+            except BaseException as error:
+                await give_up_async(asked, mine, error, keys.engines)
+                raise
+            try:
+                steps = closing(asked, mine, _answer(response), kept=turn.kept)
+                instead = await drive_async(steps, keys.engines)
+            except PostroomError as error:
+                tell_unprotected(asked, error)
+                return response
+            return response if instead is None else _say(asked, instead)
+
+        return middleware_async
+
+    def middleware(request: Any) -> Any:
+        asked = _asked(keys, request)
+        if not isinstance(asked, Asked):
+            return get_response(request) if asked is None else _response(asked)
+        try:
+            verdict = drive(opening(asked), keys.engines)
+        except PostroomError as error:
+            if may_run_without(asked, error):
+                setattr(request, STATE, Turn(asked))
+                return get_response(request)
+            return _response(refused(asked, error))
+        if not isinstance(verdict, Mine):
+            return _say(asked, verdict)
+        setattr(request, STATE, turn := Turn(asked))
+        with keys.beats.kept(asked, verdict.claim):
+            try:
+                response = get_response(request)
+            except BaseException as error:
+                give_up(asked, verdict, error, keys.engines)
+                raise
+            try:
+                steps = closing(asked, verdict, _answer(response), kept=turn.kept)
+                instead = drive(steps, keys.engines)
+            except PostroomError as error:
+                tell_unprotected(asked, error)
+                return response
+        return response if instead is None else _say(asked, instead)
+
+    return middleware
+
+
+def idempotent(
+    keys: Keys, policy: Policy | None = None, *, using: str = "default"
+) -> Callable[[F], F]:
+    """Carry the view out once for each key, in one transaction of the database `using`."""
+    chosen = replace(policy or Policy(), mode="same_transaction")
+
+    def decorate(view: F) -> F:
+        if inspect.iscoroutinefunction(view):
+            raise ConfigurationError(
+                "Django has no transactions in async views: decorate a sync view, which Django "
+                "runs in a thread."
+            )
+
+        @functools.wraps(view)
+        def wrapper(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if _in_their_transaction(connections[using]):
+                raise WrongCall(
+                    "a view with idempotent() has its own transaction: take it out of "
+                    "ATOMIC_REQUESTS with transaction.non_atomic_requests"
+                )
+            match = request.resolver_match
+            route = f"/{match.route}" if match is not None else request.path
+            asked = _asked_by(keys, request, f"{request.method} {route}"[:255], chosen)
+            if isinstance(asked, Answer):
+                return _response(asked)
+            lent = _Atomic(using, asked)
+            return lent.around(lambda: _called(view, request, args, kwargs), _answer, _response)
+
+        setattr(wrapper, _DECORATED, True)
+        # Its own transaction, whatever ATOMIC_REQUESTS says.
+        return transaction.non_atomic_requests(using=using)(wrapper)  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _called(view: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    """What the view answers; Http404 is an answer too, as Django would give it."""
+    try:
+        return view(request, *args, **kwargs)
+    except (Http404, BadRequest) as refusal:
+        return response_for_exception(request, refusal)
+
+
+class _Atomic(Borrowed):
+    """Django's connection of an alias, in a transaction that we begin and end."""
+
+    def __init__(self, using: str, asked: Asked | None) -> None:
+        super().__init__(connections[using], asked)
+        self._using = using
+
+    def around(self, view: Any, read: Any, say: Any) -> Any:
+        for attempt in range(1, TRIES + 1):
+            began = False
+            try:
+                with transaction.atomic(using=self._using):
+                    mine = self.claim()
+                    if mine is not None and not isinstance(mine, Mine):
+                        assert self.asked is not None
+                        return _say(self.asked, mine)
+                    began = True
+                    response = view()
+                    answer = read(response)
+                    if answer.status >= 400:
+                        raise _Undo
+                    if isinstance(mine, Mine):
+                        self.finish(mine, answer)
+                self.tell_executed(mine, answer)
+                return response
+            except _Undo:
+                theirs = self._keep_refusal(answer)
+                return response if theirs is None else say(problems.replayed(theirs))
+            except Exception as error:
+                if began or self.asked is None or isinstance(error, PublishError):
+                    raise
+                if waited_too_long(error):
+                    return _say(self.asked, Running(1.0))
+                if not is_conflict(error):
+                    return say(refused(self.asked, error))
+                if attempt == TRIES:
+                    return _say(self.asked, Running(1.0))
+        raise AssertionError("unreachable")
+
+    def claim(self) -> Verdict | None:
+        """As above; a conflict ends the atomic block, and another begins."""
+        return None if self.asked is None else self._run(self._claiming(self.asked))
+
+    def _write_refusal(self, answer: Answer) -> Verdict | None:
+        with transaction.atomic(using=self._using):
+            if isinstance(mine := self.claim(), Mine):
+                self.finish(mine, answer)
+        return mine
+
+    def roll_back(self) -> None:
+        """The atomic block does."""
+
+
+def _in_their_transaction(connection: Any) -> bool:
+    """As Django's own `durable` sees it: the blocks of its TestCase do not count."""
+    return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+
+
+class _Undo(Exception):
+    """Leaves an atomic block without its changes."""
+
+
+def _asked(keys: Keys, request: Any) -> Asked | Answer | None:
+    found = _found(keys, request)
+    return None if found is None else _asked_by(keys, request, *found)
+
+
+async def _asked_async(keys: Keys, request: Any) -> Asked | Answer | None:
+    """The same where `scope` may be async; one that is not may look its user up in a thread."""
+    found = _found(keys, request)
+    if found is None:
+        return None
+    seen = _seen(request, found[1])
+    if seen is None:
+        return problems.too_large(found[1].most_request_bytes)
+    if inspect.iscoroutinefunction(keys.scope):
+        who = await keys.scope(request)
+    else:
+        who = await sync_to_async(keys.scope)(request)
+    return asked_of(seen, *found, who)
+
+
+def _found(keys: Keys, request: Any) -> tuple[str, Policy] | None:
+    setattr(request, STATE, Turn(None))
+    found = keys.find(request.method, request.path_info)
+    if found is None or found[1].mode != "external" or _is_decorated(request):
+        return None
+    return found
+
+
+def _is_decorated(request: Any) -> bool:
+    """Whether the view claims its key itself."""
+    try:
+        view = resolve(request.path_info, getattr(request, "urlconf", None)).func
+    except Resolver404:
+        return False
+    return getattr(view, _DECORATED, False)
+
+
+def _asked_by(keys: Keys, request: Any, operation: str, policy: Policy) -> Asked | Answer | None:
+    seen = _seen(request, policy)
+    if seen is None:
+        return problems.too_large(policy.most_request_bytes)
+    return asked_of(seen, operation, policy, keys.scope(request))
+
+
+def _seen(request: Any, policy: Policy) -> Seen | None:
+    """None: it is too large. A body is read only where a key may be, and only up to the limit."""
+    headers = [(name.lower(), value) for name, value in request.headers.items()]
+    query = request.META.get("QUERY_STRING", "")
+    seen = Seen(request.method, request.path_info, query, headers)
+    if not needs_body(policy, seen):
+        return seen
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if length.isdecimal() and int(length) > policy.most_request_bytes:
+        return None
+    try:
+        body = request.body
+    except RequestDataTooBig:  # Django's own limit
+        return None
+    return None if len(body) > policy.most_request_bytes else replace(seen, body=body)
+
+
+def _answer(response: Any) -> Answer:
+    headers = tuple(response.headers.items())
+    if getattr(response, "streaming", False):
+        return Answer(response.status_code, headers).without_body("streamed")
+    if hasattr(response, "render") and not response.is_rendered:
+        response.render()
+    return Answer(response.status_code, headers, response.content)
+
+
+def _say(asked: Asked, verdict: Verdict) -> Any:
+    assert not isinstance(verdict, Mine)
+    tell_replay(asked, verdict)
+    return _response(problems.answer_to(verdict, asked.policy))
+
+
+def _response(answer: Answer) -> Any:
+    response = HttpResponse(answer.body, status=answer.status)
+    del response.headers["Content-Type"]
+    for name, value in answer.headers:
+        response.headers[name] = value
+    return response

@@ -1,0 +1,126 @@
+"""FastAPI: a session that shares the fate of its request's key, and problems in the OpenAPI.
+
+    protect(app, keys)
+    KeyedSession = Annotated[AsyncSession, Depends(keyed_session(engine))]
+
+    @app.post("/orders", status_code=201)
+    async def place(order: NewOrder, session: KeyedSession): ...
+
+The dependency opens the session, claims the key as its first statement, and is committed by the
+middleware together with the answer. For a request without a key it does the same without a record.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exception_handlers import request_validation_exception_handler
+from fastapi.exceptions import RequestValidationError
+
+from postroom.idempotency import problems
+from postroom.idempotency.asgi import STATE, IdempotencyMiddleware, turn_of
+from postroom.idempotency.keys import Keys
+from postroom.idempotency.turn import Turn
+
+__all__ = ["describe", "keyed_connection", "keyed_session", "keyed_turn", "protect"]
+
+
+def protect(app: FastAPI, keys: Keys) -> None:
+    """Add the middleware, and what it answers to the generated OpenAPI."""
+    app.add_middleware(IdempotencyMiddleware, keys=keys)
+    _forget_what_is_not_valid(app)
+    describe(app, keys)
+
+
+def _forget_what_is_not_valid(app: FastAPI) -> None:
+    """FastAPI solves dependencies before it looks at the body: a request that is not valid has
+    claimed its key by then, and gives it back. Handlers may be added until the first request."""
+    make = app.build_middleware_stack
+
+    def build() -> Any:
+        _wrap_handler(app)
+        return make()
+
+    app.build_middleware_stack = build  # type: ignore[method-assign]
+
+
+def _wrap_handler(app: FastAPI) -> None:
+    usual: Any = app.exception_handlers.get(
+        RequestValidationError, request_validation_exception_handler
+    )
+
+    async def refuse(request: Request, error: Exception) -> Any:
+        if isinstance(turn := request.scope.get(STATE), Turn):
+            turn.kept = False
+        answer = usual(request, error)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    app.add_exception_handler(RequestValidationError, refuse)
+
+
+def keyed_turn(request: Request) -> Turn:
+    """A dependency: the turn of this request, for `turn.key_for("charge")`."""
+    return turn_of(request)
+
+
+def keyed_session(engine: Any, *, scope: Any = None, **options: Any) -> Callable[..., Any]:
+    """A dependency: a session on the transaction of this request, of an engine or an async one.
+
+    `scope=Depends(current_user)` says whose key it is after the route's own authentication; the
+    `Keys` have `scope=AT_CLAIM` then.
+    """
+    if hasattr(engine, "sync_engine"):
+        return _dependency(scope, lambda turn: turn.session_async(engine, **options))
+    return _dependency(scope, lambda turn: turn.session_in_thread(engine, **options))
+
+
+def keyed_connection(engine: Any, *, scope: Any = None) -> Callable[..., Any]:
+    """The same for those who work without the ORM."""
+    if hasattr(engine, "sync_engine"):
+        return _dependency(scope, lambda turn: turn.connection_async(engine))
+    return _dependency(scope, lambda turn: turn.connection_in_thread(engine))
+
+
+def _dependency(scope: Any, claim: Callable[[Turn], Awaitable[Any]]) -> Callable[..., Any]:
+    async def of_anybody(request: Request) -> Any:
+        return await claim(turn_of(request))
+
+    async def of_somebody(request: Request, who: Any = scope) -> Any:
+        turn = turn_of(request)
+        turn.belongs_to(who)
+        return await claim(turn)
+
+    return of_anybody if scope is None else of_somebody
+
+
+def describe(app: FastAPI, keys: Keys) -> None:
+    """Have the header and the problems of keys shown in `app.openapi()`."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = make()
+            for path, operations in schema.get("paths", {}).items():
+                for method, operation in operations.items():
+                    _describe(operation, keys, method.upper(), path)
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe(operation: dict[str, Any], keys: Keys, method: str, path: str) -> None:
+    found = keys.find(method, path)
+    if found is None:
+        return
+    parameters = operation.setdefault("parameters", [])
+    if not any(each.get("name", "").lower() == "idempotency-key" for each in parameters):
+        parameters.append(problems.openapi_header(found[1]))
+    responses = operation.setdefault("responses", {})
+    for code, response in problems.openapi_responses(found[1]).items():
+        theirs = responses.setdefault(code, {"description": response["description"]})
+        theirs.setdefault("content", {}).update(response["content"])
+        theirs.setdefault("headers", {}).update(response.get("headers", {}))

@@ -1,0 +1,109 @@
+"""Flask: a view whose record, change, messages and answer are one commit of its own session.
+
+    @app.post("/orders")
+    @idempotent(keys, lambda: db.session, Policy(required=True))
+    def place(): ...
+
+The decorator claims on your session, and commits it with the answer; the view itself neither
+commits nor rolls back. With the WSGI middleware, `keyed_session(engine)` gives a session instead.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import flask
+from werkzeug.exceptions import HTTPException
+
+from postroom.errors import WrongCall
+from postroom.idempotency import problems
+from postroom.idempotency.borrowed import Borrowed
+from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
+from postroom.idempotency.policy import Policy
+from postroom.idempotency.rules import Answer
+from postroom.idempotency.turn import Answered, Turn
+from postroom.idempotency.wsgi import STATE, turn_of
+
+__all__ = ["idempotent", "keyed_session"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def keyed_session(engine: Any, **options: Any) -> Any:
+    """In a view under the WSGI middleware: a session on the transaction of this request."""
+    try:
+        return turn_of(flask.request).session(engine, **options)
+    except Answered as answered:  # an exception that Flask does not log
+        flask.abort(_response(answered.answer))
+
+
+def idempotent(
+    keys: Keys, session: Callable[[], Any], policy: Policy | None = None
+) -> Callable[[F], F]:
+    """Carry the view out once for each key, in the transaction of your own session.
+
+    `session` gives the session, scoped session or connection that the view works on.
+    """
+    chosen = replace(policy or Policy(), mode="same_transaction")
+
+    def decorate(view: F) -> F:
+        @functools.wraps(view)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(turn := flask.request.environ.get(STATE), Turn) and turn.asked:
+                raise WrongCall(
+                    "the middleware has claimed this request already: take its route out of the "
+                    "policies of the middleware, or the decorator off the view"
+                )
+            seen = _seen(flask.request, chosen)
+            if seen is None:
+                return _response(problems.too_large(chosen.most_request_bytes))
+            rule = flask.request.url_rule
+            operation = f"{seen.method} {rule.rule if rule is not None else seen.path}"[:255]
+            who = keys.scope(flask.request)
+            asked = asked_of(seen, operation, chosen, who)
+            if isinstance(asked, Answer):
+                return _response(asked)
+            borrowed = Borrowed(session(), asked)
+            return borrowed.around(lambda: _called(view, args, kwargs), _answer, _response)
+
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+def _called(view: Callable[..., Any], args: Any, kwargs: Any) -> flask.Response:
+    """What the view answers; `abort(404)` is an answer too, as the application would give it."""
+    try:
+        return flask.make_response(view(*args, **kwargs))
+    except HTTPException as refusal:
+        told = flask.make_response(flask.current_app.handle_user_exception(refusal))
+        if told.status_code < 400:
+            raise
+        return told
+
+
+def _seen(request: flask.Request, policy: Policy) -> Seen | None:
+    """None: it is too large. A body is read only where a key may be, and only up to the limit."""
+    headers = [(name.lower(), value) for name, value in request.headers.items()]
+    query = request.query_string.decode("latin-1")
+    seen = Seen(request.method, request.path, query, headers)
+    if not needs_body(policy, seen):
+        return seen
+    if (request.content_length or 0) > policy.most_request_bytes:
+        return None
+    body = request.get_data(cache=True)
+    return None if len(body) > policy.most_request_bytes else replace(seen, body=body)
+
+
+def _answer(response: Any) -> Answer:
+    headers = tuple(response.headers.items())
+    if response.is_streamed:
+        return Answer(response.status_code, headers).without_body("streamed")
+    return Answer(response.status_code, headers, response.get_data())
+
+
+def _response(answer: Answer) -> flask.Response:
+    return flask.Response(answer.body, answer.status, list(answer.headers))

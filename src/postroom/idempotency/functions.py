@@ -1,0 +1,314 @@
+"""A plain function carried out once for each key: `@idempotent`, sync and async.
+
+    @idempotent("charge", key="payment", tx="session")
+    def charge(session, payment, amount): ...
+
+With `tx` its record, its effects and its result are one transaction, which the caller commits. With
+`keys` it may change something outside of the database: a claim with a lease stands before it. The
+result must be JSON, and comes back as JSON says it, the first time too.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import functools
+import hashlib
+import inspect
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from postroom.databases.caller import carry_out, carry_out_async
+from postroom.errors import (
+    ConfigurationError,
+    KeyInDoubt,
+    KeyInProgress,
+    KeyReused,
+    PostroomError,
+    ResultNotKept,
+)
+from postroom.flow import Flow
+from postroom.idempotency import store
+from postroom.idempotency.exchange import (
+    Asked,
+    closing,
+    drive,
+    drive_async,
+    for_storing,
+    opening,
+)
+from postroom.idempotency.leases import kept_in_loop
+from postroom.idempotency.policy import Policy
+from postroom.idempotency.rules import (
+    Answer,
+    BadKey,
+    Mine,
+    Name,
+    Other,
+    Replay,
+    Running,
+    Verdict,
+    checked_key,
+    scope_name,
+)
+from postroom.idempotency.savepoints import Savepoint
+from postroom.idempotency.telling import give_up, give_up_async, tell_unprotected
+
+if TYPE_CHECKING:
+    from postroom.idempotency.keys import Keys
+
+__all__ = ["idempotent"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+JSON = (("content-type", "application/json"),)
+_WHAT = "record of this request"
+_PLAIN = (uuid.UUID, decimal.Decimal, dt.date, dt.datetime, dt.time)
+
+
+def idempotent(
+    operation: str,
+    *,
+    key: str | Callable[..., Any],
+    tx: str | None = None,
+    keys: Keys | None = None,
+    policy: Policy | None = None,
+    scope: str | Callable[..., Any] | None = None,
+    compare: Sequence[str] | None = None,
+) -> Callable[[F], F]:
+    """Carry the function out once for each key.
+
+    `key` and `scope` name an argument, or are called with all of them; `compare` names those that
+    make it the same call, else all but `tx` and the key. `tx` names the session or connection.
+    """
+    if (tx is None) == (keys is None):
+        raise ConfigurationError("idempotent needs tx= (your session) or keys= (Keys), not both.")
+    chosen = policy or Policy()
+    if tx is not None:
+        chosen = replace(chosen, mode="same_transaction")
+    elif chosen.mode != "external":
+        raise ConfigurationError('idempotent with keys= is for policies with mode="external".')
+
+    def decorate(function: F) -> F:
+        call = _Call(function, operation, key, tx, keys, chosen, scope, compare)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return call.run(args, kwargs)
+
+        @functools.wraps(function)
+        async def wrapper_async(*args: Any, **kwargs: Any) -> Any:
+            return await call.run_async(args, kwargs)
+
+        return wrapper_async if inspect.iscoroutinefunction(function) else wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+class _Call:
+    """A decorated function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        operation: str,
+        key: str | Callable[..., Any],
+        tx: str | None,
+        keys: Keys | None,
+        policy: Policy,
+        scope: str | Callable[..., Any] | None,
+        compare: Sequence[str] | None,
+    ) -> None:
+        self.function = function
+        self.operation = operation
+        self.policy = policy
+        self.keys = keys
+        self._key, self._tx, self._scope, self._compare = key, tx, scope, compare
+        self._signature = inspect.signature(function)
+        for name in (key, tx, scope, *(compare or ())):
+            if isinstance(name, str) and name not in self._signature.parameters:
+                raise ConfigurationError(f"{function.__qualname__} has no argument {name!r}.")
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        tx, asked = self._asked(args, kwargs)
+        if tx is not None:
+            instead = "an async function"
+            mine = carry_out(tx, self._claim(asked), what=_WHAT, instead=instead)
+            if not isinstance(mine, Mine):
+                return _result(mine, asked)
+            savepoint = Savepoint(tx)
+            try:
+                savepoint.set()
+                answer = _answer(self.function(*args, **kwargs))
+                savepoint.release()
+            except BaseException:
+                if savepoint.undo():
+                    with suppress(Exception):
+                        carry_out(tx, self._give_back(mine), what=_WHAT, instead=instead)
+                raise
+            finally:
+                savepoint.leave()
+            carry_out(tx, self._finish(mine, answer), what=_WHAT, instead=instead)
+            return json.loads(answer.body)
+        assert self.keys is not None
+        engines = self.keys.engines
+        verdict = drive(opening(asked), engines)
+        if not isinstance(verdict, Mine):
+            return _result(verdict, asked)
+        try:
+            with self.keys.beats.kept(asked, verdict.claim):
+                result = self.function(*args, **kwargs)
+        except BaseException as error:
+            give_up(asked, verdict, error, engines)
+            raise
+        answer, unfit = _answer_or_none(result)
+        try:
+            ended = drive(closing(asked, verdict, answer), engines)
+        except PostroomError as error:  # it was carried out; its lease will end by itself
+            tell_unprotected(asked, error)
+            ended = None
+        if unfit is not None:
+            raise unfit
+        return json.loads(answer.body) if ended is None else _result(ended, asked)
+
+    async def run_async(self, args: Any, kwargs: Any) -> Any:
+        tx, asked = self._asked(args, kwargs)
+        if tx is not None:
+            mine = await carry_out_async(tx, self._claim(asked), what=_WHAT)
+            if not isinstance(mine, Mine):
+                return _result(mine, asked)
+            savepoint = Savepoint(tx)
+            try:
+                await savepoint.set_async()
+                answer = _answer(await self.function(*args, **kwargs))
+                await savepoint.release_async()
+            except BaseException:
+                if await savepoint.undo_async():
+                    with suppress(Exception):
+                        await carry_out_async(tx, self._give_back(mine), what=_WHAT)
+                raise
+            finally:
+                savepoint.leave()
+            await carry_out_async(tx, self._finish(mine, answer), what=_WHAT)
+            return json.loads(answer.body)
+        assert self.keys is not None
+        engines = self.keys.engines
+        verdict = await drive_async(opening(asked), engines)
+        if not isinstance(verdict, Mine):
+            return _result(verdict, asked)
+        try:
+            with kept_in_loop(asked, verdict.claim, engines):
+                result = await self.function(*args, **kwargs)
+        except BaseException as error:
+            await give_up_async(asked, verdict, error, engines)
+            raise
+        answer, unfit = _answer_or_none(result)
+        try:
+            ended = await drive_async(closing(asked, verdict, answer), engines)
+        except PostroomError as error:
+            tell_unprotected(asked, error)
+            ended = None
+        if unfit is not None:
+            raise unfit
+        return json.loads(answer.body) if ended is None else _result(ended, asked)
+
+    def _claim(self, asked: Asked) -> Flow[Verdict]:
+        keep, wait = self.policy.keep_seconds, self.policy.wait_seconds
+        claiming = store.claim(asked.name, asked.fingerprint, "same_transaction", keep_seconds=keep)
+        return store.patiently(claiming, wait)
+
+    def _give_back(self, mine: Mine) -> Flow[bool]:
+        """It raised, and what it did is undone: whoever commits, the key is free again."""
+        return store.fail(mine.claim, "it raised an error, and was undone", keep_seconds=0)
+
+    def _finish(self, mine: Mine, answer: Answer) -> Flow[None]:
+        answer = for_storing(answer, self.policy)
+        done = yield from store.finish(mine.claim, answer, keep_seconds=self.policy.keep_seconds)
+        if not done:
+            raise KeyInDoubt(
+                "the record of this request is gone from its transaction, which was rolled back "
+                "or committed inside the function: leave both to its caller"
+            )
+
+    def _asked(self, args: Any, kwargs: Any) -> tuple[Any, Asked]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = bound.arguments
+        given = values[self._key] if isinstance(self._key, str) else self._key(*args, **kwargs)
+        try:
+            key = checked_key(str(given) if _names(given) else given)
+        except BadKey as error:
+            raise ConfigurationError(f"the key of {self.operation}: {error}.") from None
+        who: Any = "shared"
+        if self._scope is not None:
+            named = isinstance(self._scope, str)
+            who = values[self._scope] if named else self._scope(*args, **kwargs)  # type: ignore[index,operator]
+        wanted = self._compare
+        if wanted is None:
+            wanted = [name for name in values if name not in (self._tx, self._key, self._scope)]
+        digest = _digest({name: values[name] for name in wanted}, self.operation)
+        name = Name(scope_name(who), self.operation, key)
+        return (None if self._tx is None else values[self._tx]), Asked(name, digest, self.policy)
+
+
+def _names(given: object) -> bool:
+    """Whether it names something as text does; what is missing, None before all, does not."""
+    return isinstance(given, int | uuid.UUID) and not isinstance(given, bool)
+
+
+def _digest(values: dict[str, Any], operation: str) -> str:
+    try:
+        text = json.dumps(values, sort_keys=True, default=_plain)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"{operation} has arguments that are not JSON: say which of them make it the same "
+            'call, with compare=["…"].'
+        ) from None
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, _PLAIN):
+        return str(value)
+    raise TypeError
+
+
+def _answer(value: Any) -> Answer:
+    try:
+        return Answer(200, JSON, json.dumps(value).encode())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"the result must be JSON: {error}.") from None
+
+
+def _answer_or_none(value: Any) -> tuple[Answer, ConfigurationError | None]:
+    """It was carried out, whatever it returned: a tombstone stands for what is no JSON."""
+    try:
+        return _answer(value), None
+    except ConfigurationError as error:
+        return Answer(200, JSON).without_body("not_json"), error
+
+
+def _result(verdict: Verdict, asked: Asked) -> Any:
+    if isinstance(verdict, Replay):
+        if verdict.answer.absent is not None:
+            what = f"{asked.name.operation} with key {asked.name.key!r}"
+            no_json = verdict.answer.absent == "not_json"
+            why = "was no JSON" if no_json else "was too large to be kept"
+            raise ResultNotKept(f"{what} was carried out; its result {why}")
+        return json.loads(verdict.answer.body) if verdict.answer.body else None
+    return refuse(verdict, asked.name)
+
+
+def refuse(verdict: Verdict, name: Name) -> NoReturn:
+    """Raise what says why nothing was carried out."""
+    what = f"{name.operation} with key {name.key!r}"
+    if isinstance(verdict, Other):
+        raise KeyReused(f"{what} was called before with other arguments: use a new key")
+    if isinstance(verdict, Running):
+        raise KeyInProgress(f"{what} is being carried out: try again in a while")
+    raise KeyInDoubt(
+        f"whether {what} was carried out is not known: decide it with `postroom keys resolve`"
+    )

@@ -1,0 +1,236 @@
+"""What a key, a record and an answer mean. Pure: nothing is read or written here.
+
+a request with a key ──► the record of that key ──► what to do
+no record, or one that may be taken over             Mine: carry it out
+a record of another request                          Other: refuse; compared before all else
+completed                                            Replay: answer again from memory
+pending, and its owner alive                         Running: ask again later
+indeterminate, or pending with its owner lost        Doubtful: never carried out again by itself
+
+pending → completed | failed → pending (another epoch) | indeterminate → completed | failed
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from postroom.derivation import KEY_CHARACTERS, Part, derive_key
+
+__all__ = [
+    "Answer",
+    "BadKey",
+    "Claim",
+    "Doubtful",
+    "Mine",
+    "Mode",
+    "Name",
+    "Other",
+    "Record",
+    "Replay",
+    "Running",
+    "Verdict",
+    "judge",
+    "kept_headers",
+    "parse_key",
+    "scope_name",
+    "storable",
+]
+
+Mode: TypeAlias = Literal["same_transaction", "resume", "external"]
+# As they stand in the database.
+MODES: dict[Mode, str] = {"same_transaction": "same", "resume": "resume", "external": "external"}
+KEPT_HEADERS = frozenset(
+    (
+        *("content-type", "content-language", "content-encoding", "content-disposition"),
+        *("content-location", "location", "etag", "last-modified", "link", "cache-control", "vary"),
+    )
+)
+# A later try of the same request may be answered differently, so these are not said from memory.
+_PASSING = frozenset((401, 403, 407, 408, 409, 421, 423, 424, 425, 426, 428, 429, 431, 499))
+# The request itself is to be sent elsewhere, with the same key.
+_ELSEWHERE = frozenset((301, 302, 307, 308))
+_QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
+_BARE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_ESCAPE = re.compile(r'\\(["\\])')
+
+
+class BadKey(ValueError):
+    """The key is none: it must have 1 to 255 printable characters, quoted or bare."""
+
+
+def parse_key(values: Sequence[str]) -> str | None:
+    """The key in the values of its header: a quoted string (RFC 8941) or bare; None without one."""
+    if not values:
+        return None
+    if len(values) > 1:
+        raise BadKey("the header was sent more than once")
+    text = values[0].strip(" \t")
+    if text.startswith('"'):
+        match = _QUOTED.fullmatch(text)
+        if match is None:
+            raise BadKey("the quoted string does not end, or holds what it must not")
+        text = _ESCAPE.sub(r"\1", match[1])
+    elif not _BARE.fullmatch(text):
+        raise BadKey("it must have 1 to 255 printable ASCII characters")
+    return checked_key(text)
+
+
+def checked_key(text: object) -> str:
+    """A key from wherever it came: 1 to 255 characters, none of them a control character."""
+    if not isinstance(text, str) or not 1 <= len(text) <= KEY_CHARACTERS:
+        raise BadKey("it must be text of 1 to 255 characters")
+    if not text.isprintable():
+        raise BadKey("it must hold no control characters")
+    return text
+
+
+def scope_name(scope: object) -> str:
+    """Who a key belongs to, as one text: a name, or tenant and principal."""
+    parts: Iterable[Part] = scope if isinstance(scope, tuple | list) else (scope,)
+    return derive_key(*parts)
+
+
+class Name(NamedTuple):
+    """What a record is found by: whose it is, what it is about, and the client's name for it."""
+
+    scope: str
+    operation: str
+    key: str
+
+    def derive(self, *steps: Part) -> str:
+        """A key for something done on behalf of this request, such as a call to another system."""
+        return derive_key(self.scope, self.operation, self.key, *steps)
+
+
+class Record(NamedTuple):
+    """A row as it stands, in the order of the columns of `claim` and `look`."""
+
+    owner: str
+    epoch: int
+    status: str
+    mode: str
+    fingerprint: str
+    attempts: int
+    lease_left_us: int | None
+    recovery_point: str | None
+    progress: str | None
+    request: bytes | None
+    response_status: int | None
+    response_headers: str | None
+    response_body: bytes | None
+    body_absent: str | None
+
+
+class Claim(NamedTuple):
+    """The right to carry a request out and to write down its answer, once."""
+
+    name: Name
+    owner: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request was answered. `absent` says why the body was not kept."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    absent: str | None = None
+
+    def without_body(self, why: str) -> Answer:
+        """A tombstone: that it was answered is known, the body is not."""
+        return Answer(self.status, self.headers, b"", why)
+
+    def headers_json(self) -> str:
+        return json.dumps([list(pair) for pair in self.headers])
+
+
+@dataclass(frozen=True, slots=True)
+class Mine:
+    """Carry it out, from `recovery_point` on."""
+
+    claim: Claim
+    attempts: int = 1
+    recovery_point: str | None = None
+    progress: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """It was carried out: answer this."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Somebody is at it; ask again when their lease could have ended."""
+
+    retry_after_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """The key was used for another request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubtful:
+    """Whether it was carried out is not known; `lost`: its record does not say so yet."""
+
+    epoch: int
+    lost: bool = False
+
+
+Verdict: TypeAlias = Mine | Replay | Running | Other | Doubtful
+
+
+def judge(record: Record, name: Name, fingerprint: str, owner: str) -> Verdict:
+    """What a record means for a request with this fingerprint, claimed by `owner`."""
+    if record.owner == owner and record.status == "pending":
+        claim = Claim(name, owner, record.epoch)
+        return Mine(claim, record.attempts, record.recovery_point, record.progress)
+    if record.fingerprint != fingerprint:
+        return Other()
+    if record.status == "completed":
+        return Replay(answer_of(record))
+    if record.status == "indeterminate":
+        return Doubtful(record.epoch)
+    left = record.lease_left_us
+    if record.status == "pending" and left is None:
+        # A transaction that was to hold everything was committed without its answer.
+        return Doubtful(record.epoch, lost=True)
+    if record.status == "pending" and record.mode == "external" and left is not None and left <= 0:
+        return Doubtful(record.epoch, lost=True)
+    return Running(max(0.0, (left or 0) / 1e6))
+
+
+def answer_of(record: Record) -> Answer:
+    """The answer a completed record holds."""
+    headers = json.loads(record.response_headers or "[]")
+    return Answer(
+        status=record.response_status or 200,
+        headers=tuple((str(name), str(value)) for name, value in headers),
+        body=bytes(record.response_body or b""),
+        absent=record.body_absent,
+    )
+
+
+def storable(status: int) -> bool:
+    """Whether an answer of this status is the answer to the same request for ever."""
+    if status in _ELSEWHERE:
+        return False
+    return 200 <= status < 400 or (400 <= status < 500 and status not in _PASSING)
+
+
+def kept_headers(
+    headers: Iterable[tuple[str, str]], more: Iterable[str] = ()
+) -> tuple[tuple[str, str], ...]:
+    """Those that may be said again to anybody who knows the key: never a cookie."""
+    wanted = KEPT_HEADERS | {name.lower() for name in more} - {"set-cookie"}
+    return tuple((name.lower(), value) for name, value in headers if name.lower() in wanted)

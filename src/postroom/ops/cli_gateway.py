@@ -1,0 +1,124 @@
+"""`postroom gateway`: the order gateway as a service, and as a show with a simulated exchange."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from postroom.errors import ConfigurationError
+from postroom.ops.cli_common import (
+    BrokerOption,
+    ConfigOption,
+    Console,
+    DatabaseOption,
+    run,
+)
+from postroom.ops.cli_relay import until_stopped
+from postroom.ops.logs import set_up
+
+if TYPE_CHECKING:
+    from postroom.config import Settings
+
+__all__ = ["gateway"]
+
+
+def gateway(
+    context: typer.Context,
+    database: DatabaseOption = None,
+    broker: BrokerOption = None,
+    config: ConfigOption = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 8080,
+    relay: Annotated[
+        bool, typer.Option("--relay/--no-relay", help="Send orders from this process too.")
+    ] = True,
+    rebind: Annotated[
+        bool, typer.Option("--rebind", help="The routes differ from those on record: record these.")
+    ] = False,
+    connections: Annotated[int, typer.Option(min=1, max=100, help="To the database.")] = 8,
+    log_format: Annotated[
+        str | None, typer.Option(help="'text', or 'json': one document a line.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every batch.")] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Play it with a simulated exchange, and end.")
+    ] = False,
+    orders: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="How many orders to simulate.")
+    ] = 300,
+    manners: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=RATE,…", help="How the simulated exchange misbehaves."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The simulation's dice.")] = None,
+) -> None:
+    """Take orders over HTTP and place each of them once.
+
+    POST /do/order with an Idempotency-Key; GET /do/order/KEY. Orders go out through the broker,
+    such as call:module:function. With --simulate nothing is needed but this command.
+    """
+    if simulate:
+        from rich.console import Console as Terminal
+
+        from postroom.gateway.exchange import Manners
+        from postroom.ops.gateway_show import play
+
+        set_up("text", logging.CRITICAL)
+        wish = Manners.parse(manners) if manners is not None else None
+        if not run(play(Terminal(highlight=False), orders=orders, manners=wish, seed=seed)):
+            raise typer.Exit(1)
+        return
+    console = Console.of(context, database=database, broker=broker, config=config)
+    settings = console.settings(relay={"log_format": log_format})
+    # As with `python -m`: what call:module:function names may lie in the working directory.
+    sys.path.insert(0, "")
+    set_up(settings.relay.log_format, logging.DEBUG if verbose else logging.INFO)
+    run(_serve(settings, host, port, relay=relay, rebind=rebind, connections=connections))
+
+
+class _Bell:
+    """Rings when it is time to stop."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ring."""
+        self._rung.set()
+
+    async def wait(self) -> None:
+        """Wait until it rings."""
+        await self._rung.wait()
+
+
+async def _serve(
+    settings: Settings, host: str, port: int, *, relay: bool, rebind: bool, connections: int
+) -> None:
+    from postroom.gateway import TOKENS, tokens_from
+    from postroom.gateway.service import create_app
+    from postroom.gateway.serving import is_loopback, listening, serving
+
+    tokens = tokens_from(os.environ.get(TOKENS))
+    if not tokens and not is_loopback(host):
+        raise ConfigurationError(
+            f"{host} can be reached by others, and anybody could place orders: set {TOKENS} to "
+            "'ada=SECRET bob=SECRET', or listen at 127.0.0.1."
+        )
+    app = create_app(
+        settings.require_database(),
+        settings.require_routes() if relay else None,
+        tokens=tokens,
+        connections=connections,
+        settings=settings.relay,
+        rebind=rebind,
+        broker_options=settings.brokers,
+    )
+    bell = _Bell()
+    async with serving(app, listening(host, port)) as url:
+        logging.getLogger("postroom").info("the gateway takes orders at %s/do/order", url)
+        await until_stopped(bell, bell.wait())

@@ -1,0 +1,134 @@
+"""The adapter that is shipped: "rejected" and "not arrived" only when the exchange has said so."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helpers_messages import make_message
+from postroom.brokers import open_broker
+from postroom.brokers.base import Delivered, Outcome, Permanent, Transient, Unknown
+from postroom.errors import Unreachable
+from postroom.gateway import adapter
+from served import Served
+
+BUSY = '{"reason_code": "busy"}'
+BOOKED, REJECTED = '{"status": "booked"}', '{"status": "rejected", "reason_code": "market_closed"}'
+PROXY = "upstream connect error or disconnect/reset before headers"
+
+
+class Scripted:
+    """An exchange, or what stands before it, that says one thing."""
+
+    def __init__(self) -> None:
+        self.status, self.text = 200, BOOKED
+        self.tokens: list[str | None] = []
+        routes = [
+            Route("/orders", self.answer, methods=["POST"]),
+            Route("/orders/{id}", self.answer),
+        ]
+        self.served = Served(Starlette(routes=routes))
+
+    async def answer(self, call: Request) -> Response:
+        self.tokens.append(call.headers.get("authorization"))
+        return Response(self.text, self.status, headers={"retry-after": "2"})
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Scripted]:
+    scripted = Scripted()
+    yield scripted
+    scripted.served.stop()
+
+
+@pytest.fixture
+def exchange(place: Scripted, monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    monkeypatch.setenv("POSTROOM_EXCHANGE_URL", place.served.url)
+    monkeypatch.delenv("POSTROOM_EXCHANGE_TOKEN", raising=False)
+    place.tokens.clear()
+    return place
+
+
+def kind(outcome: Outcome) -> tuple[Any, ...]:
+    return type(outcome), getattr(outcome, "code", None), getattr(outcome, "down", None)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (200, BOOKED, (Delivered, None, None)),
+        (409, BOOKED, (Delivered, None, None)),
+        (422, REJECTED, (Permanent, "market_closed", None)),
+        (403, REJECTED, (Permanent, "market_closed", None)),
+        (503, BUSY, (Transient, "busy", None)),
+        (429, "slow down", (Transient, "busy", None)),
+        (503, PROXY, (Unknown, "http_503", None)),
+        (503, "{}", (Unknown, "http_503", None)),
+        (502, PROXY, (Unknown, "http_502", None)),
+        (500, "", (Unknown, "http_500", None)),
+        (200, "<html>", (Unknown, "bad_answer", None)),
+        (200, "[]", (Unknown, "bad_answer", None)),
+        *((status, "no", (Transient, f"http_{status}", "broker")) for status in (401, 403, 404)),
+        (405, "", (Transient, "http_405", "broker")),
+    ],
+)
+async def test_what_an_answer_to_an_order_means(
+    exchange: Scripted, status: int, text: str, expected: tuple[Any, ...]
+) -> None:
+    exchange.status, exchange.text = status, text
+    assert kind(await adapter.send(make_message(b"{}"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (200, BOOKED, (Delivered, None, None)),
+        (200, REJECTED, (Permanent, "market_closed", None)),
+        (404, '{"reason_code": "no_such_order"}', (Transient, "not_arrived", None)),
+        (404, "<h1>Not Found</h1>", (Unknown, "http_404", "broker")),
+        (401, "", (Unknown, "http_401", "broker")),
+        (503, BUSY, (Unknown, "http_503", "broker")),
+        (500, "", (Unknown, "http_500", None)),
+    ],
+)
+async def test_what_an_answer_to_a_question_means(
+    exchange: Scripted, status: int, text: str, expected: tuple[Any, ...]
+) -> None:
+    exchange.status, exchange.text = status, text
+    assert kind(await adapter.lookup(make_message())) == expected
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://exchange"])
+async def test_a_wrong_address_stops_the_destination_and_fails_no_order(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("POSTROOM_EXCHANGE_URL", url)
+    assert kind(await adapter.send(make_message(b"{}"))) == (Transient, "misconfigured", "broker")
+    assert kind(await adapter.lookup(make_message())) == (Unknown, "no_answer", "broker")
+    with pytest.raises(Unreachable, match="POSTROOM_EXCHANGE_URL"):
+        await open_broker("call:postroom.gateway.adapter:send").ping()
+
+
+async def test_a_token_from_a_file_has_no_newline(
+    exchange: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange.status, exchange.text = 200, BOOKED
+    monkeypatch.setenv("POSTROOM_EXCHANGE_TOKEN", "p@CANARY-77\n")
+    assert kind(await adapter.send(make_message(b"{}"))) == (Delivered, None, None)
+    assert exchange.tokens == ["Bearer p@CANARY-77"]
+    await open_broker("call:postroom.gateway.adapter:send").ping()
+
+
+@pytest.mark.parametrize("token", ["CANARY-77 \n x", "CANARY-77é"])
+async def test_a_token_that_no_header_holds_is_not_shown(
+    exchange: Scripted, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("POSTROOM_EXCHANGE_TOKEN", token)
+    outcome = await adapter.send(make_message(b"{}"))
+    assert kind(outcome) == (Transient, "misconfigured", "broker")
+    assert "CANARY" not in str(outcome)
+    assert exchange.tokens == []

@@ -1,0 +1,140 @@
+"""Kill -9 of API, relays and exchange under load: each order is in the exchange's book once.
+
+Every day a few orders and kills; POSTROOM_GUARANTEES=big: 20,000 orders and 100 kills.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from helpers import eventually_async
+from postroom.gateway.children import Child
+from postroom.gateway.exchange import Book, Manners
+from postroom.gateway.load import Load
+from postroom.gateway.serving import free_port
+from stages import Stage, Stages
+
+pytestmark = pytest.mark.guarantee
+
+BIG = os.environ.get("POSTROOM_GUARANTEES") == "big"
+ORDERS, KILLS = (20_000, 100) if BIG else (150, 3)
+SAMPLE = 20
+MANNERS = "latency_seconds=0.002,rejects=0.05,silent=0.002,lost=0.002,twice=0.02,hang_seconds=2"
+SETTINGS = {
+    "POSTROOM_RELAY_LEASE_SECONDS": "4",
+    "POSTROOM_RELAY_SEND_TIMEOUT_SECONDS": "1.5",
+    "POSTROOM_RELAY_RETRY_DELAYS_SECONDS": "0.3, 0.6, 1.2, 2.4, 4.8",
+    "POSTROOM_RELAY_BATCH_ROWS": "16",
+    "POSTROOM_EXCHANGE_TIMEOUT_SECONDS": "0.7",
+}
+SEED = int(os.environ.get("POSTROOM_SEED") or random.randrange(10**6))
+POSTROOM = ("-m", "postroom.ops.cli")
+
+
+@contextlib.asynccontextmanager
+async def running(
+    stage: Stage, folder: Path, book: Path
+) -> AsyncIterator[tuple[list[str], list[Child]]]:
+    """Two gateways, two relays and an exchange, each a process."""
+    ports = [free_port(), free_port()]
+    exchange = free_port()
+    environment = SETTINGS | {"POSTROOM_EXCHANGE_URL": f"http://127.0.0.1:{exchange}"}
+    database = ("--database", stage.url)
+    adapter = ("--broker", "call:postroom.gateway.adapter:send")
+    served = ("-m", "postroom.gateway.exchange", str(book), str(exchange), MANNERS)
+    programs = {"exchange": served}
+    for number, port in enumerate(ports):
+        gateway = ("gateway", "--no-relay", "--port", str(port))
+        programs[f"api {number}"] = (*POSTROOM, *gateway, *database)
+        programs[f"relay {number}"] = (*POSTROOM, "relay", *adapter, *database)
+    async with contextlib.AsyncExitStack() as stack:
+        children = [
+            await stack.enter_async_context(
+                Child(name, program, environment=environment, log=folder / f"{name}.log")
+            )
+            for name, program in programs.items()
+        ]
+        yield [f"http://127.0.0.1:{port}" for port in ports], children
+
+
+async def kill_some(children: list[Child], dice: random.Random, load: Load) -> None:
+    """So many kills, spread over the load, and not before it has begun."""
+    done = 0
+    while done < KILLS:
+        share = ORDERS * (done + 1) / (KILLS + 2)
+        until = time.monotonic() + 20
+        while len(load.told.ids) < share and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        done += dice.choice(children).kill()
+        await asyncio.sleep(dice.random() * 0.5)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
+async def test_each_order_is_in_the_book_once(kind: str, stages: Stages, tmp_path: Path) -> None:
+    stage = stages[kind]
+    stage.query("DELETE FROM {p}meta WHERE name = 'routes'")
+    stage.query("DELETE FROM {p}lane_batch")
+    book = tmp_path / "book.db"
+    dice = random.Random(SEED)
+    print(f"POSTROOM_SEED={SEED}")
+    async with running(stage, tmp_path, book) as (urls, children):
+        load = Load(urls, orders=ORDERS, concurrency=16, repeats=0.2, seed=SEED)
+        killing = asyncio.create_task(kill_some(children, dice, load))
+        told = await load.run()
+        await killing
+        await all_ended(stage)
+        answers = await asyncio.gather(*(answers_of(urls, key) for key in load.keys()[:SAMPLE]))
+        deaths = {child.name: child.deaths for child in children}
+    assert told.wrong == []
+    assert [len(each) for each in answers] == [1] * len(answers), (
+        "identical bytes, whoever is asked"
+    )
+    assert len(told.ids) == ORDERS
+    column = "`key`" if kind == "mariadb" else "key"
+    rows = stage.query(f"SELECT {column}, id, state FROM {{p}}ledger")
+    assert {key: str(id) for key, id, _ in rows} == told.ids
+    states = {str(id): state for _, id, state in rows}
+    ours = Book(str(book))
+    counts, entries = ours.counts(), Counter(ours.ids())
+    rejected = {id for id in entries if ours.find(id)["status"] == "rejected"}  # type: ignore[index]
+    ours.close()
+    print(f"{kind}: {Counter(states.values())}, {counts}, deaths {deaths}, {told.statuses}")
+    assert entries == dict.fromkeys(told.ids.values(), 1), "each order once, and nothing else"
+    assert {id for id, state in states.items() if state == "failed"} == rejected
+    assert {id for id, state in states.items() if state == "succeeded"} == set(entries) - rejected
+    assert sum(deaths.values()) >= KILLS
+    assert Manners.parse(MANNERS).refuses_copies
+
+
+async def answers_of(urls: list[str], key: str) -> set[bytes]:
+    """What each gateway says of an order that has ended."""
+    found = set()
+    async with httpx.AsyncClient(timeout=30) as client:
+        for url in urls:
+
+            async def ask(at: str = url) -> bytes:
+                answer = await client.get(f"{at}/do/order/{key}")
+                assert answer.status_code == 200
+                return answer.content
+
+            retry = (httpx.TransportError, AssertionError)  # it may have been killed a moment ago
+            found.add(await eventually_async(ask, 60, retry=retry))
+    return found
+
+
+async def all_ended(stage: Stage) -> None:
+    open_ones = "SELECT count(*) FROM {p}ledger WHERE finished_at IS NULL"
+    last, since = -1, time.monotonic()
+    while (left := stage.query(open_ones)[0][0]) > 0:
+        if left != last:
+            last, since = left, time.monotonic()
+        assert time.monotonic() - since < 60, f"{left} orders have not come to their end"
+        await asyncio.sleep(0.1)

@@ -1,0 +1,278 @@
+"""`@idempotent` for plain functions: on every kind of connection, and on connections of ours."""
+
+import asyncio
+import sqlite3
+import threading
+import uuid
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from doors import DOORS, Door, Open
+from helpers import eventually_async
+from postroom.errors import (
+    ConfigurationError,
+    KeyInDoubt,
+    KeyInProgress,
+    KeyReused,
+    ResultNotKept,
+    WouldCommitAlone,
+)
+from postroom.idempotency import SHARED, Keys, NotDone, Policy, idempotent
+from stages import Stage, Stages
+
+each_door = pytest.mark.parametrize("door", DOORS, ids=str)
+
+
+async def place(opened: Open, key: str, name: str, runs: Counter[str]) -> Any:
+    """Write a thing once for each key, in the caller's transaction."""
+
+    @idempotent("place", key="key", tx="tx", compare=["name"])
+    async def place_async(tx: Any, key: str, name: str) -> Any:
+        runs[name] += 1
+        await opened.execute(f"INSERT INTO thing VALUES ('{name}')")
+        return {"name": name, "n": runs[name]}
+
+    @idempotent("place", key="key", tx="tx", compare=["name"])
+    def place_sync(tx: Any, key: str, name: str) -> Any:
+        runs[name] += 1
+        return {"name": name, "n": runs[name]}
+
+    if opened.is_async:
+        return await place_async(opened.tx, key, name)
+    before = runs[name]
+    result = await opened.call(place_sync, opened.tx, key, name)
+    if runs[name] > before:
+        await opened.execute(f"INSERT INTO thing VALUES ('{name}')")
+    return result
+
+
+@each_door
+async def test_once_for_each_key_in_the_caller_s_transaction(door: Door, stages: Stages) -> None:
+    stage, runs = stages[door.database], Counter[str]()
+    async with door.open(stage.url) as opened:
+        assert await place(opened, "k", "a", runs) == {"name": "a", "n": 1}
+        assert stage.query("SELECT 1 FROM {p}idempotency_key") == [], "the caller commits"
+        await opened.rollback()
+        assert await place(opened, "k", "a", runs) == {"name": "a", "n": 2}, "it was forgotten"
+        await opened.commit()
+        assert await place(opened, "k", "a", runs) == {"name": "a", "n": 2}
+        with pytest.raises(KeyReused, match="other arguments"):
+            await place(opened, "k", "b", runs)
+        await opened.rollback()
+        assert await place(opened, "j", "b", runs) == {"name": "b", "n": 1}
+        await opened.commit()
+    assert stage.things() == ["a", "b"]
+    assert runs == {"a": 2, "b": 1}
+
+
+@each_door
+async def test_a_connection_that_commits_by_itself_is_refused(door: Door, stages: Stages) -> None:
+    stage = stages[door.database]
+    async with door.open(stage.url, alone=True) as opened:
+        with pytest.raises(WouldCommitAlone, match="record of this request"):
+            await place(opened, "k", "a", Counter())
+    assert stage.query("SELECT 1 FROM {p}idempotency_key") == []
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_outside_of_the_database(stage: Stage, how: str) -> None:
+    keys = Keys(stage.url, scope=SHARED)
+    runs: Counter[str] = Counter()
+    broken = True
+
+    def work(order: str, amount: int) -> dict[str, int]:
+        runs[order] += 1
+        if order == "doubt" and broken:
+            raise ConnectionError("no answer")
+        return {"charged": amount}
+
+    async def work_async(order: str, amount: int) -> dict[str, int]:
+        return work(order, amount)
+
+    found: list[Any] = [None]
+    policy = Policy(verify=lambda name: found[0])
+    decorate = idempotent("charge", key="order", keys=keys, policy=policy)
+    function: Any = decorate(work_async if how == "async" else work)
+
+    async def charge(order: str, amount: int) -> Any:
+        if how == "async":
+            return await function(order, amount)
+        return await asyncio.to_thread(function, order, amount)
+
+    assert [await charge("17", 5) for _ in range(3)] == [{"charged": 5}] * 3
+    with pytest.raises(KeyReused):
+        await charge("17", 6)
+    with pytest.raises(ConnectionError):
+        await charge("doubt", 1)
+    with pytest.raises(KeyInDoubt, match="postroom keys resolve"):
+        await charge("doubt", 1)
+    broken, found[0] = False, NotDone
+    assert await charge("doubt", 1) == {"charged": 1}
+    assert runs == {"17": 1, "doubt": 2}
+    await keys.close_async()
+
+
+def test_of_many_threads_one_carries_it_out(stage: Stage) -> None:
+    keys = Keys(stage.url, scope=SHARED)
+    runs, barrier = Counter[str](), threading.Barrier(20)
+
+    @idempotent("charge", key="order", keys=keys, policy=Policy(wait_seconds=60))
+    def charge(order: str) -> int:
+        runs[order] += 1
+        return runs[order]
+
+    def one(_: int) -> list[int]:
+        barrier.wait()
+        return [charge(f"o{n}") for n in range(5)]
+
+    with ThreadPoolExecutor(20) as threads:
+        assert set(map(tuple, threads.map(one, range(20)))) == {(1,) * 5}
+    assert set(runs.values()) == {1}
+    keys.close()
+
+
+def test_who_comes_meanwhile_is_refused(stages: Stages) -> None:
+    keys = Keys(stages["sqlite"].url, scope=SHARED)
+    begun, gate = threading.Event(), threading.Event()
+
+    @idempotent("slow", key="order", keys=keys)
+    def slow(order: str) -> str:
+        begun.set()
+        assert gate.wait(120)
+        return order
+
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(slow, "1")
+        assert begun.wait(60)
+        with pytest.raises(KeyInProgress):
+            slow("1")
+        gate.set()
+        assert first.result() == "1"
+    keys.close()
+
+
+def test_wishes_that_cannot_be(stages: Stages) -> None:
+    keys = Keys(stages["sqlite"].url, scope=SHARED)
+    with pytest.raises(ConfigurationError, match="tx= "):
+        idempotent("x", key="k")
+    with pytest.raises(ConfigurationError, match="external"):
+        idempotent("x", key="k", keys=keys, policy=Policy(mode="resume"))
+    with pytest.raises(ConfigurationError, match="no argument 'k'"):
+        idempotent("x", key="k", keys=keys)(lambda order: None)
+    with pytest.raises(ConfigurationError, match="compare"):
+        idempotent("x", key="order", keys=keys)(lambda order, thing: None)("1", object())
+    with pytest.raises(ConfigurationError, match="1 to 255"):
+        idempotent("x", key="order", keys=keys)(lambda order: None)("")
+    with pytest.raises(ConfigurationError, match="must be JSON"):
+        idempotent("x", key="order", keys=keys)(lambda order: object())("1")
+    with pytest.raises(ConfigurationError, match="scope"):
+        Keys("sqlite:///x.db", scope="ada")  # type: ignore[arg-type]
+    named = idempotent("y", key="order", keys=keys)(lambda order, at: str(order))
+    assert named(uuid.UUID(int=1), uuid.UUID(int=2)) == str(uuid.UUID(int=1))
+    keys.close()
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_a_lease_is_kept_while_the_work_lasts(stages: Stages, how: str) -> None:
+    stage = stages["sqlite"]
+    keys = Keys(stage.url, scope=SHARED)
+    gate, begun = threading.Event(), threading.Event()
+    decorate = idempotent("slow", key="order", keys=keys, policy=Policy(lease_seconds=0.6))
+
+    def slow(order: str) -> str:
+        begun.set()
+        assert gate.wait(120)
+        return order
+
+    async def slow_async(order: str) -> str:
+        return await asyncio.to_thread(slow, order)
+
+    if how == "async":
+        work = asyncio.ensure_future(decorate(slow_async)("1"))
+    else:
+        work = asyncio.ensure_future(asyncio.to_thread(decorate(slow), "1"))
+
+    def lease() -> Any:
+        return stage.query("SELECT locked_until FROM {p}idempotency_key")
+
+    await eventually_async(begun.is_set, 60)
+    before = lease()
+    await eventually_async(lambda: lease() > before, 60)
+    gate.set()
+    assert await work == "1"
+    await keys.close_async()
+
+
+@pytest.mark.parametrize("where", ["tx", "keys"])
+async def test_a_result_too_large_to_be_kept(stages: Stages, where: str) -> None:
+    stage = stages["sqlite"]
+    keys = Keys(stage.url, scope=SHARED)
+    policy, runs = Policy(most_stored_bytes=10), Counter[str]()
+    options: Any = {"tx": "tx"} if where == "tx" else {"keys": keys}
+
+    @idempotent("large", key="order", policy=policy, compare=[], **options)
+    def large(tx: Any, order: str) -> str:
+        runs[order] += 1
+        return "x" * 20
+
+    connection = sqlite3.connect(stage.url.removeprefix("sqlite:///"))
+    with connection:
+        assert large(connection, "1") == "x" * 20
+    with connection, pytest.raises(ResultNotKept, match="was carried out"):
+        large(connection, "1")
+    connection.close()
+    assert runs == {"1": 1}
+    keys.close()
+
+
+def test_an_answer_expires_and_a_lost_lease_does_not_wait_for_it(stage: Stage) -> None:
+    """Retention and lease are apart: what is over is new again, what is in doubt stays so."""
+    keys, runs = Keys(stage.url, scope=SHARED), Counter[str]()
+
+    @idempotent("charge", key="order", keys=keys)
+    def charge(order: str, amount: int) -> int:
+        runs[order] += 1
+        if amount < 0:
+            raise ConnectionError
+        return runs[order]
+
+    assert [charge("a", 1), charge("a", 1)] == [1, 1]
+    with pytest.raises(ConnectionError):
+        charge("b", -1)
+    past = {"sqlite": "0"}.get(stage.database, "'2020-01-01'")
+    stage.query(f"UPDATE {{p}}idempotency_key SET expires_at = {past}")
+    assert charge("a", 2) == 2, "another request too, since nothing is known any more"
+    with pytest.raises(KeyInDoubt):
+        charge("b", -1)
+    rows = stage.query("SELECT epoch, attempts FROM {p}idempotency_key WHERE status = 'completed'")
+    assert rows == [(2, 1)]
+    keys.close()
+
+
+def test_an_error_of_the_function_is_not_hidden_by_a_database_that_is_away(
+    stages: Stages, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = stages["sqlite"]
+    keys = Keys(stage.url, scope=SHARED)
+
+    def work(order: str) -> str:
+        stage.query("ALTER TABLE {p}idempotency_key RENAME TO hidden")
+        if order == "fails":
+            raise ConnectionError("no answer")
+        return order
+
+    charge = idempotent("charge", key="order", keys=keys)(work)
+    for order in ("fails", "works"):
+        try:
+            if order == "fails":
+                with pytest.raises(ConnectionError):
+                    charge(order)
+            else:
+                assert charge(order) == order, "it was carried out"
+        finally:
+            stage.query("ALTER TABLE hidden RENAME TO {p}idempotency_key")
+    assert caplog.text.count("key.unprotected") == 2
+    keys.close()

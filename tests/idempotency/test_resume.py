@@ -1,0 +1,228 @@
+"""`resume`: recovery points, and a worker that finishes what others began."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from serving import CLIENT, serve_asgi
+from sqlalchemy import text
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from helpers import eventually_async
+from postroom import Outbox
+from postroom.errors import KeyLost, KeyReused
+from postroom.idempotency import SHARED, Finisher, Keys, Policy, resumable
+from postroom.idempotency.asgi import IdempotencyMiddleware, turn_of
+from stages import Stage
+
+
+class Rides:
+    """A service that books a ride, charges for it elsewhere, and sends a receipt."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.keys = Keys(stage.url, scope=SHARED)
+        self.charges: Counter[str] = Counter()  # by the key it was called with
+        self.runs = 0
+        self.fail_at = ""
+        self.stay = asyncio.Event()
+        self.stay.set()
+        self.outbox = Outbox()
+
+        @resumable(self.keys, "rides.create")
+        async def create(run: Any, ride: Any) -> Any:
+            self.runs += 1
+            await run.point("created", lambda tx: self.insert(tx, ride["name"]))
+            self.break_at("created")
+            charge = await run.call("charged", lambda: self.charge(run.key_for("charged")))
+            self.break_at("charged")
+            await run.point("receipt", lambda tx: self.publish(tx, ride))
+            return 201, {"name": ride["name"], "charge": charge}
+
+        self.create = create
+
+    def break_at(self, point: str) -> None:
+        if self.fail_at == point:
+            raise RuntimeError(f"broken after {point}")
+
+    async def insert(self, tx: Any, name: str) -> str:
+        await tx.execute(text("INSERT INTO thing VALUES (:name)"), {"name": name})
+        self.break_at("inserted")
+        return name
+
+    async def publish(self, tx: Any, ride: Any) -> str:
+        return self.outbox.publish(tx, ride, type="ridden", topic="rides").id
+
+    async def charge(self, key: str) -> int:
+        await self.stay.wait()
+        self.charges[key] += 1
+        self.break_at("called")
+        return 5
+
+    def orphan(self) -> None:
+        """Its next attempt has come; leases are long, so that none ends by itself."""
+        self.lease_until("0", "'2020-01-01'")
+
+    def lease_until(self, sqlite: str, others: str) -> None:
+        moment = sqlite if self.stage.database == "sqlite" else others
+        self.stage.query(f"UPDATE {{p}}idempotency_key SET locked_until = {moment}")
+
+    def record(self) -> tuple[Any, ...]:
+        (row,) = self.stage.query("SELECT status, recovery_point, attempts FROM {p}idempotency_key")
+        return row
+
+
+@pytest.fixture
+async def rides(stage: Stage) -> AsyncIterator[Rides]:
+    rides = Rides(stage)
+    yield rides
+    await rides.keys.close_async()
+
+
+async def test_from_point_to_point(rides: Rides) -> None:
+    told = {"name": "a", "charge": 5}
+    assert await rides.create("k", {"name": "a"}) == told
+    assert await rides.create("k", {"name": "a"}) == told
+    with pytest.raises(KeyReused):
+        await rides.create("k", {"name": "b"})
+    assert rides.stage.things() == ["a"]
+    assert rides.charges == {"shared:rides.create:k:charged": 1}
+    assert rides.record() == ("completed", "receipt", 1)
+
+
+@pytest.mark.parametrize(
+    ("fail_at", "point", "charged"),
+    [
+        ("inserted", None, 1),
+        ("created", "created", 1),
+        ("called", "created", 2),
+        ("charged", "charged", 1),
+    ],
+)
+@pytest.mark.parametrize("by", ["client", "worker"])
+async def test_a_run_that_broke_goes_on_behind_its_last_point(
+    rides: Rides, fail_at: str, point: str | None, charged: int, by: str
+) -> None:
+    rides.fail_at = fail_at
+    with pytest.raises(RuntimeError):
+        await rides.create("k", {"name": "a"})
+    assert rides.record() == ("failed", point, 1)
+    rides.fail_at = ""
+    if by == "worker":
+        finisher = Finisher(rides.create)
+        rides.lease_until("4102444800000000", "'2100-01-01'")
+        assert await finisher.once() == 0, "its next attempt has not come"
+        rides.orphan()
+        assert await finisher.once() == 1
+        assert rides.record() == ("completed", "receipt", 2)
+    assert await rides.create("k", {"name": "a"}) == {"name": "a", "charge": 5}
+    assert rides.stage.things() == ["a"]
+    assert len(rides.stage.messages()) == 1
+    # A call that was made before the crash is made again, with the same key.
+    assert rides.charges == {"shared:rides.create:k:charged": charged}
+
+
+async def test_who_was_taken_over_reaches_no_point(rides: Rides) -> None:
+    """It was frozen longer than its lease, and somebody else goes on with it."""
+    rides.stay.clear()
+    first = asyncio.ensure_future(rides.create("k", {"name": "a"}))
+    reached = "SELECT 1 FROM {p}idempotency_key WHERE recovery_point = 'created'"
+    await eventually_async(lambda: rides.stage.query(reached), 60)
+    rides.stage.query("UPDATE {p}idempotency_key SET epoch = epoch + 1, owner = 'another'")
+    rides.stay.set()
+    with pytest.raises(KeyLost):
+        await first
+    status, point, _ = rides.record()
+    assert (status, point) == ("pending", "created")
+    assert rides.stage.things() == ["a"]
+
+
+async def test_two_workers_share_orphans(rides: Rides) -> None:
+    rides.fail_at = "created"
+    for n in range(10):
+        with pytest.raises(RuntimeError):
+            await rides.create(f"k{n}", {"name": f"n{n}"})
+    rides.fail_at, rides.runs = "", 0
+    rides.orphan()
+    one, two = Finisher(rides.create), Finisher(rides.create)
+    assert sum(await asyncio.gather(one.once(), two.once())) == 10
+    assert rides.runs == 10
+    assert set(rides.charges.values()) == {1}
+
+
+async def test_a_worker_runs_until_it_is_stopped(rides: Rides) -> None:
+    rides.fail_at = "created"
+    with pytest.raises(RuntimeError):
+        await rides.create("k", {"name": "a"})
+    rides.fail_at = ""
+    rides.orphan()
+    finisher = Finisher(rides.create, poll_seconds=0.05)
+    task = asyncio.ensure_future(finisher.run())
+    await eventually_async(lambda: rides.record()[0] == "completed", 60)
+    finisher.stop()
+    await asyncio.wait_for(task, 60)
+
+
+async def test_attempts_that_are_spent_need_a_person(rides: Rides) -> None:
+    rides.fail_at = "created"
+    for _ in range(6):
+        with pytest.raises(RuntimeError):
+            await rides.create("k", {"name": "a"})
+    assert rides.record() == ("indeterminate", "created", 6)
+
+
+async def test_values_of_a_statement_that_failed_are_written_nowhere(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys(stage.url, scope=SHARED)
+
+    @resumable(keys, "break")
+    async def broken(run: Any, wish: Any) -> None:
+        secret = {"value": "canary-secret"}
+        await run.point(
+            "x", lambda tx: tx.execute(text("INSERT INTO nowhere VALUES (:value)"), secret)
+        )
+
+    with pytest.raises(Exception, match="canary-secret"):  # it is the caller's own
+        await broken("k", {})
+    ((error,),) = stage.query("SELECT error FROM {p}idempotency_key")
+    assert "nowhere" in error
+    assert "canary-secret" not in error + caplog.text
+    await keys.close_async()
+
+
+def test_a_route_that_resumes(stage: Stage) -> None:
+    rides = Rides(stage)
+    policies = {"POST /rides": Policy(mode="resume", required=True)}
+    front = Keys(stage.url, scope=SHARED, policies=policies)
+
+    async def book(request: Any) -> Any:
+        return JSONResponse(await rides.create.serve(turn_of(request), await request.json()))
+
+    app = Starlette(
+        routes=[Route("/rides", book, methods=["POST"])],
+        middleware=[Middleware(IdempotencyMiddleware, keys=front)],
+    )
+    with serve_asgi(app) as address:
+
+        def post(name: str) -> httpx.Response:
+            headers = {"Idempotency-Key": "k"}
+            return CLIENT.post(f"{address}/rides", json={"name": name}, headers=headers, timeout=60)
+
+        rides.fail_at = "charged"
+        assert post("a").status_code == 500
+        rides.fail_at = ""
+        first, again = post("a"), post("a")
+        assert (first.status_code, again.status_code) == (201, 201)
+        assert first.content == again.content == b'{"name": "a", "charge": 5}'
+        assert "idempotent-replayed" not in first.headers
+        assert again.headers["idempotent-replayed"] == "true"
+        assert post("b").status_code == 422
+    assert stage.things() == ["a"]
+    assert set(rides.charges.values()) == {1}

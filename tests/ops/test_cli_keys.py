@@ -1,0 +1,84 @@
+"""`postroom keys`: what became of requests, and how a person ends a doubt."""
+
+import json
+
+import pytest
+from commands import Here
+from house_tools import House
+
+from postroom.idempotency import SHARED, Keys, idempotent
+
+
+def make_some(url: str) -> None:
+    keys = Keys(url, scope=SHARED)
+
+    @idempotent("charge", key="order", keys=keys, scope="who")
+    def charge(order: str, who: str, canary: str = "canary-body") -> dict[str, str]:
+        if order == "lost":
+            raise ConnectionError("the bank at https://u:canary-pass@bank does not answer")
+        return {"order": order, "answer": canary}
+
+    charge("17", "ada")
+    charge("17", "bob")
+    for who in ("ada", "bob"):
+        with pytest.raises(ConnectionError):
+            charge("lost", who)
+    keys.close()
+
+
+def test_from_list_to_resolve(house: House, here: Here) -> None:
+    url = ("--database", house.url)
+    assert here("keys", "list", *url).stdout == "There are no keys.\n"
+    make_some(house.url)
+    text = here("keys", "list", *url).stdout
+    assert "canary" not in text
+    found = json.loads(here("keys", "list", "--status", "indeterminate", *url, "--json").stdout)
+    assert {(one["key"], one["scope"], one["error"]) for one in found} == {
+        ("lost", "ada", "ConnectionError"),
+        ("lost", "bob", "ConnectionError"),
+    }
+    several = here("keys", "show", "charge", "17", *url)
+    assert (several.returncode, "--scope (ada, bob)" in several.stderr) == (2, True)
+    shown = here("keys", "show", "charge", "17", "--scope", "ada", *url, "--json")
+    assert "canary" not in shown.stdout
+    assert json.loads(shown.stdout)["response_bytes"] == 40
+    shown = here("keys", "show", "charge", "17", "--scope", "ada", "--body", *url)
+    assert "canary-body" in shown.stdout
+
+    lost = ("charge", "lost", "--scope", "ada", "--reason", "asked the bank", *url)
+    assert here("keys", "resolve", *lost).returncode == 2
+    done = here("keys", "resolve", *lost, "--done", "--status", "201", "--body", '"paid"')
+    assert (done.returncode, "answered 201" in done.stdout) == (0, True)
+    again = here("keys", "resolve", *lost, "--not-done")
+    assert (again.returncode, "is completed" in again.stderr) == (1, True)
+    lost = ("charge", "lost", "--scope", "bob", "--reason", "asked the bank", *url)
+    assert "carried out" in here("keys", "resolve", *lost, "--not-done").stdout
+    shown = json.loads(
+        here("keys", "show", "charge", "lost", "--scope", "ada", "--body", *url, "--json").stdout
+    )
+    assert (shown["status"], shown["response_status"]) == ("completed", 201)
+    assert (shown["response_body"], shown["epoch"]) == ('"paid"', 2)
+
+
+def test_errors_are_sentences(house: House, here: Here) -> None:
+    url = ("--database", house.url)
+    unknown = here("keys", "show", "charge", "x", *url)
+    assert unknown.returncode == 1
+    assert unknown.stderr.startswith("postroom: charge knows no key 'x'")
+    wrong = here("keys", "list", "--status", "lost", *url)
+    assert (wrong.returncode, "choose of pending" in wrong.stderr) == (2, True)
+
+
+def test_only_what_has_expired_is_pruned(house: House, here: Here) -> None:
+    url = ("--database", house.url)
+    make_some(house.url)
+    assert json.loads(here("keys", "prune", *url, "--json").stdout)["pruned"][0]["count"] == 0
+    past = {"sqlite": "0"}.get(house.url.partition(":")[0], "'2020-01-01'")
+    house.sql(f"UPDATE {{p}}idempotency_key SET expires_at = {past}")
+    assert (
+        json.loads(here("keys", "prune", *url, "--dry-run", "--json").stdout)["pruned"][0]["count"]
+        == 2
+    )
+    assert json.loads(here("keys", "prune", *url, "--json").stdout)["pruned"][0]["count"] == 2
+    left = json.loads(here("keys", "list", *url, "--json").stdout)
+    assert {one["status"] for one in left} == {"indeterminate"}

@@ -1,0 +1,166 @@
+"""`postroom ledger` and `postroom gateway`: seen, shown, resolved, and refused where it must be."""
+
+import asyncio
+import json
+from contextlib import closing
+
+import pytest
+from commands import Here
+from house_tools import House
+
+from postroom import Ledger
+from postroom.brokers import memory
+from postroom.brokers.base import Unknown
+from postroom.config import RelaySettings, Routes
+from postroom.ledger.rules import Entry
+from postroom.ops.doctor import Limits, examine
+from postroom.outbox.relay import Relay
+from postroom.retry import RetryPolicy
+
+URL = "memory://silent"
+
+
+class Silent:
+    """Says nothing, ever."""
+
+    def __init__(self) -> None:
+        from postroom.brokers.base import Capabilities
+
+        self.capabilities = Capabilities()
+
+    async def send(self, batch: object, *, epoch: int = 0) -> list[Unknown]:
+        return [Unknown("timeout", "no answer")] * len(batch)  # type: ignore[arg-type]
+
+    async def ping(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+def accept(house: House, key: str, scope: str = "requests") -> Entry:
+    with closing(house.connect(autocommit=False)) as tx:
+        receipt = Ledger().accept(tx, {"n": 1}, key=key, scope=scope, type="t", topic="orders")
+        tx.commit()
+    return receipt.entry
+
+
+async def give_up(house: House) -> None:
+    """Let a relay try once, and bury what gets no answer."""
+    relay = Relay(house.url, URL, brokers={URL: Silent()}, retry=RetryPolicy((1.0,), attempts=1))  # type: ignore[dict-item]
+    await relay.drain_once()
+
+
+def test_listed_and_shown(house: House, here: Here) -> None:
+    database = ("--database", house.url, "--json")
+    assert json.loads(here("ledger", "list", *database).stdout) == []
+    first, second = accept(house, "k1"), accept(house, "k2")
+    listed = json.loads(here("ledger", "list", *database).stdout)
+    assert {one["id"] for one in listed} == {first.id, second.id}
+    assert {one["state"] for one in listed} == {"accepted"}
+    assert json.loads(here("ledger", "list", "--state", "failed", *database).stdout) == []
+    for name in ("k1", first.id):
+        shown = json.loads(here("ledger", "show", name, *database).stdout)
+        assert (shown["key"], shown["request"], shown["finished"]) == ("k1", {"n": 1}, False)
+    assert "accepted" in here("ledger", "list", "--database", house.url).stdout
+
+
+def test_a_key_of_two_scopes_needs_to_be_told(house: House, here: Here) -> None:
+    accept(house, "k", "ada")
+    accept(house, "k", "bob")
+    both = here("ledger", "show", "k", "--database", house.url)
+    assert (both.returncode, "--scope" in both.stderr) == (1, True)
+    one = here("ledger", "show", "k", "--scope", "bob", "--database", house.url, "--json")
+    assert json.loads(one.stdout)["scope"] == "bob"
+
+
+async def test_what_nobody_knows_is_resolved_by_a_person(house: House, here: Here) -> None:
+    database = ("--database", house.url)
+    id = accept(house, "k1").id
+    say = ("ledger", "resolve", "k1", "--as", "succeeded", "--reason", "seen on the statement")
+    early = await asyncio.to_thread(here, *say, *database)
+    assert (early.returncode, "being tried still" in early.stderr) == (1, True)
+    await give_up(house)
+    shown = await asyncio.to_thread(here, "ledger", "show", "k1", *database, "--json")
+    assert json.loads(shown.stdout)["state"] == "unknown"
+    done = await asyncio.to_thread(here, *say, *database)
+    assert (done.returncode, done.stdout) == (0, "request k1 is succeeded.\n")
+    told = json.loads(
+        (await asyncio.to_thread(here, "ledger", "show", id, *database, "--json")).stdout
+    )
+    assert (told["state"], told["note"]) == ("succeeded", "seen on the statement")
+    assert house.sql("SELECT state FROM {p}dead_letter") == [("discarded",)]
+    audit = house.sql("SELECT what, why FROM {p}audit")
+    assert ("ledger.resolve", "seen on the statement") in [tuple(row) for row in audit]
+    again = await asyncio.to_thread(here, *say, *database)
+    assert (again.returncode, "succeeded already" in again.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("ledger", "show", "nothing"), 1, "has no request 'nothing'"),
+        (("ledger", "list", "--state", "odd"), 2, "a request is accepted"),
+        (("ledger", "resolve", "k", "--as", "odd", "--reason", "x"), 2, "succeeded or as failed"),
+        (("ledger", "resolve", "k", "--as", "failed", "--reason", " "), 2, "say why"),
+    ],
+)
+def test_refusals(
+    house: House, here: Here, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = here(*arguments, "--database", house.url)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+def test_a_gateway_that_others_could_reach_needs_tokens(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = ("--database", "sqlite:///x.db", "--broker", "call:json:loads", "--host", "0.0.0.0")
+    open_to_all = here("gateway", *at)
+    assert (open_to_all.returncode, "POSTROOM_GATEWAY_TOKENS" in open_to_all.stderr) == (2, True)
+    monkeypatch.setenv("POSTROOM_GATEWAY_TOKENS", "canary-s3cr3t")
+    malformed = here("gateway", *at)
+    assert (
+        malformed.returncode,
+        "word 1 of POSTROOM_GATEWAY_TOKENS must be" in malformed.stderr,
+    ) == (2, True)
+    assert "canary" not in malformed.stderr
+
+
+def test_the_manners_of_an_exchange(here: Here) -> None:
+    odd = here("gateway", "--simulate", "--manners", "moody=1")
+    assert (odd.returncode, "'moody' is none of an exchange's manners" in odd.stderr) == (2, True)
+
+
+def test_a_replay_leaves_requests_alone_unless_told(house: House, here: Here) -> None:
+    """They were carried out: to send them again is another effect."""
+    database = ("--database", house.url)
+    accept(house, "k1")
+    broker = memory.broker("replayed")
+    relay = Relay(house.url, "memory://replayed", keep_delivered_seconds=3600)
+    asyncio.run(relay.drain_once())
+    assert len(broker.messages) == 1
+    replay = ("messages", "replay", "--since", "1h")
+    counted = here(*replay, "--dry-run", *database).stdout
+    assert "1 requests of the ledger are left out" in counted
+    assert "0 messages" in counted
+    told = json.loads(here(*replay, "--json", *database).stdout)
+    assert (told["total"], told["queued"]) == (0, 0)
+    told = json.loads(here(*replay, "--requests", "--json", *database).stdout)
+    assert (told["total"], told["queued"]) == (1, 1)
+    memory._brokers.pop("replayed", None)
+
+
+async def test_a_request_that_an_old_relay_settled_is_found_and_resolved(
+    house: House, here: Here
+) -> None:
+    """It knew of no ledger, so the request has no end and no message."""
+    accept(house, "k1")
+    house.sql("DELETE FROM {p}outbox")
+    limits = Limits(age_seconds=0)
+    await asyncio.sleep(1.1)
+    checks = await examine(house.url, RelaySettings(), Routes(), limits)
+    (found,) = [check for check in checks if check.name == "ledger"]
+    assert (found.level, "1 requests have no end" in found.text) == ("warning", True)
+    resolve = ("ledger", "resolve", "k1", "--as", "succeeded", "--reason", "it is in the book")
+    done = await asyncio.to_thread(here, *resolve, "--json", "--database", house.url)
+    assert json.loads(done.stdout)["state"] == "succeeded"
+    checks = await examine(house.url, RelaySettings(), Routes(), limits)
+    assert {check.level for check in checks if check.name == "ledger"} == {"ok"}
