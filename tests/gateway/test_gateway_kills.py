@@ -73,7 +73,12 @@ async def kill_some(children: list[Child], dice: random.Random, load: Load) -> N
         until = time.monotonic() + 20
         while len(load.told.ids) < share and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        done += dice.choice(children).kill()
+        child = dice.choice(children)
+        deaths = child.deaths
+        if child.kill():
+            while child.deaths == deaths:
+                await asyncio.sleep(0.01)
+            done += 1
         await asyncio.sleep(dice.random() * 0.5)
 
 
