@@ -138,12 +138,12 @@ class Show:
     async def _kill(self, children: list[Child]) -> None:
         """Every few seconds, but never before something has come to its end since the last one: on
         a slow machine it would never go on."""
+        done = 0
         while True:
-            done = self._ended()
             await asyncio.sleep(KILL_SECONDS * (0.5 + self._dice.random()))
-            while self._ended() == done:
-                await asyncio.sleep(0.2)
-            self._dice.choice(children).kill()
+            if self._ended() > done:
+                self._dice.choice(children).kill()
+                done = self._ended()
 
     # ── what is seen ───────────────────────────────────────────────────────────────────────────
 
