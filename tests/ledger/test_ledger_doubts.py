@@ -30,6 +30,7 @@ from relaying import Post
 from helpers_messages import make_message
 from postroom.brokers.base import (
     BrokerOptions,
+    Capabilities,
     Delivered,
     Outcome,
     Permanent,
@@ -103,6 +104,20 @@ async def test_a_suspect_behind_a_suspect_is_asked_for(post: Post) -> None:
     assert {entry(post, key).state for key in ("a", "b", "c")} == {"succeeded"}
     assert exchange.sent == []
     assert set(ids) <= set(exchange.asked)
+
+
+async def test_nothing_passes_what_nobody_can_say_anything_of(post: Post) -> None:
+    """Though its exchange takes what is of one key as one, in order."""
+    for key in ("a", "b"):
+        accept(post, key, order_key="account")
+    leave_behind(post)
+    accept(post, "c", order_key="account")
+    away = Unknown("no_answer", "nobody there", down="broker")
+    exchange = Askable(found=[away, Delivered("by the dead one"), Unknown("odd", "cannot tell")])
+    exchange.capabilities = Capabilities(ordered_pipeline=True)
+    await step(post, relay(post, exchange, retry=PATIENT), times=2)
+    assert [entry(post, key).state for key in "abc"] == ["succeeded", "unknown", "accepted"]
+    assert (len(exchange.asked), exchange.sent) == (3, [])
 
 
 async def test_a_suspect_behind_a_key_that_is_held_is_asked_for(post: Post) -> None:
