@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
+PATIENCE_SECONDS = 60.0  # however slow the machine is
 
 
 class _Patience:
@@ -30,7 +31,7 @@ class _Patience:
 
 def eventually(
     check: Callable[[], T],
-    timeout: float = 30.0,
+    timeout: float = PATIENCE_SECONDS,
     *,
     interval: float = 0.02,
     retry: tuple[type[Exception], ...] = (AssertionError,),
@@ -94,7 +95,7 @@ async def eventually_async(
 
 async def eventually_async(
     check: Callable[[], Any],
-    timeout: float = 30.0,
+    timeout: float = PATIENCE_SECONDS,
     *,
     interval: float = 0.02,
     retry: tuple[type[Exception], ...] = (AssertionError,),

@@ -6,6 +6,8 @@ from typing import Any
 
 from postroom.gateway.serving import listening, serving
 
+PATIENCE_SECONDS = 120  # however slow the machine is
+
 
 class Served:
     """An application behind a socket, on a loop in a thread, until `stop`."""
@@ -18,9 +20,10 @@ class Served:
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._ready.wait(30)
+        ready = self._ready.wait(PATIENCE_SECONDS)
         if self._error is not None:
             raise self._error
+        assert ready
 
     def _run(self) -> None:
         try:
@@ -36,6 +39,6 @@ class Served:
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
         self._loop.close()

@@ -18,14 +18,16 @@ from served import Served
 from stages import Stage
 
 ADAPTER = "call:postroom.gateway.adapter:send"
+# Often, and however slow the machine is.
 QUICK: dict[str, Any] = {
-    "lease_seconds": 6,
-    "send_timeout_seconds": 2,
+    "lease_seconds": 30,
+    "send_timeout_seconds": 10,
     "poll_max_seconds": 0.05,
-    "retry": RetryPolicy((0.05,), attempts=6),
+    "retry": RetryPolicy((0.05,), attempts=50),
     "rebind": True,
 }
-PATIENT = {"patience_seconds": 60.0}  # however slow the machine is
+PATIENT = {"patience_seconds": 60.0}
+WAIT = {"wait": 30}
 ORDER = {"symbol": "AAPL", "side": "buy", "quantity": 100, "order_type": "market"}
 LIMIT = {**ORDER, "order_type": "limit", "limit_price": "101.50"}
 
@@ -55,7 +57,7 @@ class House:
         settings = QUICK if adapter is not None else {}
         served = Served(create_app(self.stage.url, adapter, **{**PATIENT, **settings, **how}))
         try:
-            with httpx.Client(base_url=served.url, timeout=30) as client:
+            with httpx.Client(base_url=served.url, timeout=120) as client:
                 yield client
         finally:
             served.stop()
@@ -70,7 +72,7 @@ class House:
 
     def booked(self) -> list[str]:
         """The exchange's book, looked at from outside."""
-        book = httpx.get(f"{self.exchange.url}/book").json()
+        book = httpx.get(f"{self.exchange.url}/book", timeout=120).json()
         assert book["entries"] == book["orders"], book
         return [str(id) for id in _ids(self.folder / "book.db")]
 

@@ -31,7 +31,8 @@ MANNERS = "latency_seconds=0.002,rejects=0.05,silent=0.002,lost=0.002,twice=0.02
 SETTINGS = {
     "POSTROOM_RELAY_LEASE_SECONDS": "4",
     "POSTROOM_RELAY_SEND_TIMEOUT_SECONDS": "1.5",
-    "POSTROOM_RELAY_RETRY_DELAYS_SECONDS": "0.3, 0.6, 1.2, 2.4, 4.8",
+    # More attempts than six: how often a send takes too long is a matter of the machine.
+    "POSTROOM_RELAY_RETRY_DELAYS_SECONDS": "0.3, 0.6, 1.2, 2.4, 4.8, 4.8, 4.8, 4.8, 4.8, 4.8, 4.8",
     "POSTROOM_RELAY_BATCH_ROWS": "16",
     "POSTROOM_EXCHANGE_TIMEOUT_SECONDS": "0.7",
 }
@@ -73,7 +74,12 @@ async def kill_some(children: list[Child], dice: random.Random, load: Load) -> N
         until = time.monotonic() + 20
         while len(load.told.ids) < share and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        done += dice.choice(children).kill()
+        child = dice.choice(children)
+        deaths = child.deaths
+        if child.kill():
+            while child.deaths == deaths:
+                await asyncio.sleep(0.01)
+            done += 1
         await asyncio.sleep(dice.random() * 0.5)
 
 
@@ -117,7 +123,7 @@ async def test_each_order_is_in_the_book_once(kind: str, stages: Stages, tmp_pat
 async def answers_of(urls: list[str], key: str) -> set[bytes]:
     """What each gateway says of an order that has ended."""
     found = set()
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=120) as client:
         for url in urls:
 
             async def ask(at: str = url) -> bytes:
@@ -126,7 +132,7 @@ async def answers_of(urls: list[str], key: str) -> set[bytes]:
                 return answer.content
 
             retry = (httpx.TransportError, AssertionError)  # it may have been killed a moment ago
-            found.add(await eventually_async(ask, 60, retry=retry))
+            found.add(await eventually_async(ask, 180, retry=retry))
     return found
 
 
@@ -136,5 +142,5 @@ async def all_ended(stage: Stage) -> None:
     while (left := stage.query(open_ones)[0][0]) > 0:
         if left != last:
             last, since = left, time.monotonic()
-        assert time.monotonic() - since < 60, f"{left} orders have not come to their end"
+        assert time.monotonic() - since < 180, f"{left} orders have not come to their end"
         await asyncio.sleep(0.1)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 import schemathesis
-from gateway_tools import QUICK
+from gateway_tools import PATIENT, QUICK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -44,7 +44,7 @@ OPERATIONS = [("/do/order", "POST"), ("/do/order/{key}", "GET")]
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     database = f"sqlite:///{tmp_path_factory.mktemp('schema') / 'gateway.db'}"
     asyncio.run(migrate.install(database))
-    served = Served(create_app(database, "call:gateway_tools:say_yes", **QUICK))
+    served = Served(create_app(database, "call:gateway_tools:say_yes", **PATIENT, **QUICK))
     yield served.url
     served.stop()
 
@@ -62,19 +62,21 @@ def test_whatever_comes_in_is_answered_as_the_document_says(
     )
     @given(schema[path][method].as_strategy(generation_mode=mode))
     def run(case: schemathesis.Case) -> None:
-        seen[case.call_and_validate(checks=CHECKS).status_code] += 1
+        seen[case.call_and_validate(checks=CHECKS, timeout=120).status_code] += 1
 
     run()
     print(f"{method} {path}, {mode.value}: {dict(seen)}")
     assert max(seen) < 500
 
 
-@settings(max_examples=EXAMPLES, deadline=None, database=None)
+@settings(
+    max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
 @given(body=st.binary(max_size=300), key=st.text(max_size=300), path=st.text(max_size=20))
 def test_nothing_at_all_makes_it_fail(url: str, body: bytes, key: str, path: str) -> None:
     headers = {"Idempotency-Key": "k", "Content-Type": "application/json"}
     document = {"idempotency_key": key, path: [key]}
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, timeout=120) as client:
         answers = (
             client.post("/do/order", content=body, headers=headers),
             client.post("/do/order", json=document),

@@ -27,10 +27,10 @@ SOME = 1
 
 def run_case(world: World, case: Case) -> str:
     with Market(world) as market:
-        code = market.trader(case.failpoints).wait(120)
+        code = market.trader(case.failpoints).wait(600)
         if code == -9:
             successor = market.trader()
-            assert successor.wait(120) == 0, successor.log
+            assert successor.wait(600) == 0, successor.log
         market.judge()
     return {-9: "killed", 0: "not reached"}[code]
 
@@ -44,7 +44,7 @@ def test_a_kill_at_every_point_places_each_order_once(
     log = world.folder / "points"
     with Market(world) as market:
         first = market.trader(log=log)
-        assert first.wait(120) == 0, first.log
+        assert first.wait(600) == 0, first.log
         market.judge()
     points = learn(log)
     assert set(points) >= set(KEY_POINTS)

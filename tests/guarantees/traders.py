@@ -28,7 +28,7 @@ QUICK: dict[str, Any] = {
     "lease_seconds": 6,
     "send_timeout_seconds": 2,
     "poll_max_seconds": 0.05,
-    "retry": RetryPolicy((0.05,), attempts=6),
+    "retry": RetryPolicy((0.05,), attempts=50),
     "rebind": True,
 }
 # A key, what the exchange does to its order, and how it must end.
@@ -51,7 +51,7 @@ async def _trade(url: str, answers: Path) -> None:
     app = create_app(url, ADAPTER, patience_seconds=60, **QUICK)
     async with (
         serving(app, listening("127.0.0.1", 0)) as at,
-        httpx.AsyncClient(base_url=at, timeout=30) as client,
+        httpx.AsyncClient(base_url=at, timeout=120) as client,
     ):
         wishes = WISHES.items()
         told = await asyncio.gather(*(_place(client, key, symbol) for key, (symbol, _) in wishes))

@@ -8,6 +8,7 @@ from typing import Any
 
 from relaying import Post
 
+from helpers import eventually_async
 from postroom import Ledger
 from postroom.brokers.base import Capabilities, Delivered, Outcome, Transient
 from postroom.ledger.rules import Entry
@@ -102,6 +103,14 @@ def leave_behind(post: Post, *, alone: bool = False) -> None:
         )
 
 
+def long_ago(post: Post) -> str:
+    return {
+        "postgresql": "now() - interval '1 day'",
+        "mariadb": "UTC_TIMESTAMP(6) - INTERVAL 1 DAY",
+        "sqlite": "1",
+    }[post.dialect]
+
+
 async def drain(post: Post, worker: Any, *, times: int = 1) -> None:
     for _ in range(times):
         await worker.drain_once()
@@ -112,13 +121,21 @@ async def step(post: Post, worker: Any, *, times: int = 1) -> None:
     """As `drain` with a relay that waits long between attempts: each turn is one, however slow the
     machine is."""
     for _ in range(times):
-        past = {
-            "postgresql": "now() - interval '1 hour'",
-            "mariadb": "UTC_TIMESTAMP(6) - INTERVAL 1 HOUR",
-            "sqlite": "1",
-        }[post.dialect]
-        post.sql(f"UPDATE {{p}}held SET next_attempt_at = {past} WHERE next_attempt_at IS NOT NULL")
+        post.sql(
+            f"UPDATE {{p}}held SET next_attempt_at = {long_ago(post)}"
+            " WHERE next_attempt_at IS NOT NULL"
+        )
         await worker.drain_once()
+
+
+async def until_finished(post: Post, worker: Any, key: str = "k1") -> None:
+    """Drain until a request has come to its end."""
+
+    async def finished() -> bool:
+        await drain(post, worker)
+        return entry(post, key).finished
+
+    await eventually_async(finished, 120)
 
 
 def history(post: Post) -> list[dict[str, Any]]:

@@ -35,6 +35,13 @@ class Silent:
     async def close(self) -> None: ...
 
 
+class Deaf(Silent):
+    """Cannot be asked either."""
+
+    async def lookup(self, message: object) -> Unknown:
+        raise OSError("no route to host")
+
+
 def accept(house: House, key: str, scope: str = "requests") -> Entry:
     with closing(house.connect(autocommit=False)) as tx:
         receipt = Ledger().accept(tx, {"n": 1}, key=key, scope=scope, type="t", topic="orders")
@@ -162,5 +169,33 @@ async def test_a_request_that_an_old_relay_settled_is_found_and_resolved(
     resolve = ("ledger", "resolve", "k1", "--as", "succeeded", "--reason", "it is in the book")
     done = await asyncio.to_thread(here, *resolve, "--json", "--database", house.url)
     assert json.loads(done.stdout)["state"] == "succeeded"
+    checks = await examine(house.url, RelaySettings(), Routes(), limits)
+    assert {check.level for check in checks if check.name == "ledger"} == {"ok"}
+
+
+async def test_a_request_that_is_asked_for_in_vain_is_told_of_and_ended_by_a_person(
+    house: House, here: Here
+) -> None:
+    """A look-up that always fails spends no attempt, so it would go on for ever."""
+    id = accept(house, "k1").id
+    how = {"brokers": {URL: Deaf()}, "retry": RetryPolicy((0.01,), attempts=2)}
+    relay = Relay(house.url, URL, **how)  # type: ignore[arg-type]
+    for _ in range(4):
+        await relay.drain_once()
+        await asyncio.sleep(0.3)
+    limits = Limits(age_seconds=0)
+    checks = await examine(house.url, RelaySettings(), Routes(), limits)
+    (found,) = [check for check in checks if check.name == "ledger"]
+    assert (found.level, "1 requests accepted more than" in found.text) == ("warning", True)
+    database = ("--database", house.url, "--json")
+    shown = json.loads((await asyncio.to_thread(here, "ledger", "show", "k1", *database)).stdout)
+    assert (shown["state"], shown["finished"]) == ("unknown", False)
+    assert "look-up failed: no route to host" in shown["error"]
+    for command in (
+        ("messages", "cancel", id, "--reason", "asked by phone"),
+        ("ledger", "resolve", "k1", "--as", "succeeded", "--reason", "they have it"),
+    ):
+        done = await asyncio.to_thread(here, *command, *database)
+        assert done.returncode == 0, done.stderr
     checks = await examine(house.url, RelaySettings(), Routes(), limits)
     assert {check.level for check in checks if check.name == "ledger"} == {"ok"}

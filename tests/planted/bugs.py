@@ -598,7 +598,7 @@ def answered_before_commit() -> None:
         if found is not None:
             return requests.Receipt(found, False, found.digest != request.wish.digest)
         later = asyncio.get_running_loop().call_later
-        later(0.3, lambda: asyncio.ensure_future(first(self, request)))
+        later(30, lambda: asyncio.ensure_future(first(self, request)))
         wish = request.wish
         entry = Entry(
             *(wish.id, wish.scope, wish.key, wish.digest, "accepted", wish.request, None, 0),

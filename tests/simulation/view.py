@@ -226,12 +226,12 @@ class View(Owning):
         return [(len(keys),)]
 
     def _nothing(self, values: Values) -> None:
-        """Nothing here is redriven."""
+        """Nothing here is redriven, and nobody has a key."""
 
     def _none_gone(self, values: Values) -> Rows:
         return [(0,)]
 
-    redriven_resolve = archive_days = _nothing
+    redriven_resolve = archive_days = lost = _nothing
     archive_overflow = prune_overflow = prune_dead = prune_inbox = prune_jobs = _none_gone
     prune_keys = _none_gone
     measure_outbox = _none_gone

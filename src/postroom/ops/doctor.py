@@ -352,9 +352,10 @@ async def _keys(patient: Patient) -> list[Check]:
 
 
 async def _ledger(patient: Patient) -> list[Check]:
-    """Requests nobody knows the end of, and those whose end was never written down."""
+    """Requests nobody knows the end of, those whose end was never written down, and those that are
+    asked for again and again."""
     limit = int(patient.limits.age_seconds)
-    ((unknown, stranded),) = await patient.link.query(
+    ((unknown, stranded, asked),) = await patient.link.query(
         ROOM, "ledger_in_trouble", age_s=limit, most=KEYS_COUNTED
     )
     found = []
@@ -374,6 +375,17 @@ async def _ledger(patient: Patient) -> list[Check]:
                 f"{stranded:,} requests have no end, and no message that waits: a relay older than "
                 "the ledger has sent them",
                 "upgrade every relay, ask the receiver, then `postroom ledger resolve`",
+            )
+        )
+    if asked:
+        found.append(
+            warning(
+                "ledger",
+                f"{asked:,} requests accepted more than {age(limit)} ago may have been carried "
+                "out, and wait until somebody can say so",
+                "`postroom ledger show` has the reason: mend the receiver or the adapter's "
+                "`lookup`; or `postroom messages cancel`, ask yourself, then `postroom ledger "
+                "resolve`",
             )
         )
     return found or [fine("ledger", "what became of each request is known, or its message waits")]

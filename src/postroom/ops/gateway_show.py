@@ -93,7 +93,7 @@ class Show:
             killer = asyncio.create_task(self._kill(children))
             try:
                 with Live(console=self.screen, refresh_per_second=5, transient=True) as live:
-                    while not (clients.done() and self._all_ended()):
+                    while not (clients.done() and self._ended() >= self.orders):
                         live.update(self._picture(load, children))
                         if clients.done() and clients.exception():
                             break
@@ -136,9 +136,14 @@ class Show:
             yield children
 
     async def _kill(self, children: list[Child]) -> None:
+        """Every few seconds, but never before something has come to its end since the last one: on
+        a slow machine it would never go on."""
+        done = 0
         while True:
             await asyncio.sleep(KILL_SECONDS * (0.5 + self._dice.random()))
-            self._dice.choice(children).kill()
+            if self._ended() > done:
+                self._dice.choice(children).kill()
+                done = self._ended()
 
     # ── what is seen ───────────────────────────────────────────────────────────────────────────
 
@@ -149,11 +154,11 @@ class Show:
             )
         return Counter()
 
-    def _all_ended(self) -> bool:
+    def _ended(self) -> int:
         with suppress(sqlite3.OperationalError), closing(_look(self.ledger)) as look:
             query = "SELECT count(*) FROM postroom_ledger WHERE finished_at IS NOT NULL"
-            return bool(look.execute(query).fetchone()[0] >= self.orders)
-        return False
+            return int(look.execute(query).fetchone()[0])
+        return 0
 
     def _counts(self) -> dict[str, int]:
         with closing(Book(str(self.book))) as book:

@@ -144,9 +144,12 @@ class Sender:
         return self._doubts.about(message)
 
     def is_ordered(self, batch: Sequence[Message]) -> bool:
-        """Whether this batch may go to its broker as one, later messages only after earlier."""
+        """Whether this batch may go to its broker as one, later messages only after earlier. Not to
+        one that is asked about each by itself: what is asked for in vain stays behind."""
         urls = self._urls_of(batch)
-        return all(url and self._brokers[url].capabilities.ordered_pipeline for url in urls)
+        return urls.isdisjoint(self._can_look_up) and all(
+            url and self._brokers[url].capabilities.ordered_pipeline for url in urls
+        )
 
     def max_batch(self, batch: Sequence[Message]) -> int | None:
         """Most messages of this batch that may be under way at once; None: any number."""

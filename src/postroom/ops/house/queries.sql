@@ -339,7 +339,8 @@ SELECT count(*) FROM (
  WHERE n.day = CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date) + CAST(n.place AS int) - 1
 
 -- name: ledger_in_trouble
--- Requests nobody knows the end of; and those that have not ended though no message of theirs waits.
+-- Requests nobody knows the end of; those that have not ended though no message of theirs waits; and
+-- those that have been asked for in vain for long.
 SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.ledger
                                WHERE state = 'unknown' AND finished_at IS NOT NULL
                                LIMIT CAST(:most AS bigint)) u),
@@ -349,4 +350,9 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.ledger
                                LIMIT CAST(:most AS bigint)) l
          WHERE NOT EXISTS (SELECT 1 FROM postroom.outbox o WHERE o.id = l.id)
            AND NOT EXISTS (SELECT 1 FROM postroom.held h WHERE h.id = l.id)
-           AND NOT EXISTS (SELECT 1 FROM postroom.delayed d WHERE d.id = l.id))
+           AND NOT EXISTS (SELECT 1 FROM postroom.delayed d WHERE d.id = l.id)),
+       (SELECT count(*) FROM (SELECT id FROM postroom.ledger
+                               WHERE state = 'unknown' AND finished_at IS NULL
+                                 AND accepted_at < clock_timestamp() - CAST(:age_s AS bigint) * interval '1 second'
+                               LIMIT CAST(:most AS bigint)) a
+         WHERE EXISTS (SELECT 1 FROM postroom.held h WHERE h.id = a.id))

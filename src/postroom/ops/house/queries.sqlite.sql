@@ -217,4 +217,9 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_ledger
                                LIMIT :most) l
          WHERE NOT EXISTS (SELECT 1 FROM postroom_outbox o WHERE o.id = l.id)
            AND NOT EXISTS (SELECT 1 FROM postroom_held h WHERE h.id = l.id)
-           AND NOT EXISTS (SELECT 1 FROM postroom_delayed d WHERE d.id = l.id))
+           AND NOT EXISTS (SELECT 1 FROM postroom_delayed d WHERE d.id = l.id)),
+       (SELECT count(*) FROM (SELECT id FROM postroom_ledger
+                               WHERE state = 'unknown' AND finished_at IS NULL
+                                 AND accepted_at < NOW_US - :age_s * 1000000
+                               LIMIT :most) a
+         WHERE EXISTS (SELECT 1 FROM postroom_held h WHERE h.id = a.id))
