@@ -105,7 +105,7 @@ def sweep(
 ) -> Counter[str]:
     """Run all cases, several at a time, each in an empty world; returns how they ended."""
     worlds: queue.Queue[World] = queue.Queue()
-    for _ in range(WORLDS):
+    for _ in range(min(WORLDS, len(chosen))):
         worlds.put(make())
 
     def one(case: T) -> str:

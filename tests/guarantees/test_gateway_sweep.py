@@ -22,7 +22,6 @@ KEY_POINTS = (
     "relay.lookup.after",
     "sql.finish.after",
 )
-SOME = 1
 
 
 def run_case(world: World, case: Case) -> str:
@@ -51,11 +50,13 @@ def test_a_kill_at_every_point_places_each_order_once(
     chosen = list(kills(points) if full_size() else some(points, seed))
     ends = sweep(lambda: new_world(kind), chosen, run_case)
     tell(kind, begun, len(chosen), f"{len(points)} points", ends)
-    assert ends["killed"] >= len(chosen) * 0.8
+    # Which of the other points a gateway passes depends on who is faster.
+    assert ends["killed"] >= (len(chosen) * 0.8 if full_size() else len(chosen) - 1)
 
 
 def some(points: Counter[str], seed: str) -> Iterator[Case]:
-    """Every day: the points between two effects, and a few others."""
+    """Every day: two of the points between two effects, and another one."""
+    dice = random.Random(seed)
     others = sorted(set(points) - set(KEY_POINTS))
-    for point in (*KEY_POINTS, *random.Random(seed).sample(others, SOME)):
+    for point in (*dice.sample(KEY_POINTS, 2), dice.choice(others)):
         yield Case("kill", (point,))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -19,6 +19,7 @@ from postroom.retry import RetryPolicy
 URL = "memory://receiver"
 PATIENT = RetryPolicy((600.0,), attempts=3)
 LEDGER = Ledger()
+WISH: dict[str, Any] = {"type": "order.place", "topic": "orders"}
 
 
 class Receiver:
@@ -71,7 +72,7 @@ def relay(post: Post, receiver: Receiver, **how: Any) -> Any:
 def accept(
     post: Post, key: str = "k1", document: Any = None, *, commit: bool = True, **how: Any
 ) -> Receipt:
-    how = {"type": "order.place", "topic": "orders"} | how
+    how = WISH | how
     with closing(post.connect()) as tx:
         receipt = LEDGER.accept(tx, document or {"n": 1}, key=key, **how)
         if commit:
@@ -80,6 +81,13 @@ def accept(
         else:
             tx.rollback()
     return receipt
+
+
+def accept_many(post: Post, keys: Iterable[str]) -> None:
+    with closing(post.connect()) as tx:
+        for key in keys:
+            LEDGER.accept(tx, {"n": 1}, key=key, **WISH)
+        tx.commit()
 
 
 def find(post: Post, key: str = "k1") -> Entry | None:

@@ -13,6 +13,7 @@ from ledger_tools import (
     Askable,
     Receiver,
     accept,
+    accept_many,
     drain,
     entry,
     find,
@@ -236,8 +237,7 @@ async def test_messages_outside_the_ledger_are_settled_as_ever(
 async def test_beside_other_messages_it_is_finished_too(post: Post) -> None:
     post.publish(*(note(None, n) for n in range(10)))
     keys = [f"k{n}" for n in range(10)]
-    for key in keys:
-        accept(post, key)
+    accept_many(post, keys)
     await drain(post, relay(post, Receiver()))
     assert {entry(post, key).state for key in keys} == {"succeeded"}
     assert post.empty()

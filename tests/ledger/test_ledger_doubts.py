@@ -16,6 +16,7 @@ from ledger_tools import (
     Askable,
     Receiver,
     accept,
+    accept_many,
     drain,
     entry,
     history,
@@ -77,8 +78,7 @@ async def test_a_suspect_that_waits_for_its_exchange_is_asked_for(post: Post) ->
     """Another broker lives, so what is for this one is set aside without having been tried."""
     first = accept(post, "k1").entry.id
     leave_behind(post)
-    for number in range(40):
-        accept(post, f"other-{number}")
+    accept_many(post, (f"other-{number}" for number in range(40)))
     exchange = Away()
     brokers = {URL: exchange, OTHER: Receiver()}
     worker = post.relay({"other": OTHER, "*": URL}, brokers=brokers)

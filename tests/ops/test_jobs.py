@@ -15,6 +15,7 @@ import pytest
 import receivers
 from commands import COMMAND, Here, postroom
 from counter import arrived, audited, draft, publish, refused, said
+from house_tools import House
 from test_cli_lanes import relaying
 
 from helpers import eventually
@@ -65,7 +66,7 @@ def test_a_redrive_from_the_count_to_the_end(here: Here, database_url: str) -> N
     with relaying(database_url):
         told = said(here, "dead", "redrive", *wish, "--canary", "2", "--reason", "mended", *url)
         assert (told["state"], told["queued"], told["total"]) == ("done", 12, 12)
-        eventually(lambda: len(receivers.received) == 24)
+        eventually(lambda: len(receivers.received) == 24, 60)
     assert by_key() == {str(n): [f"poison {n}", f"behind {n}"] for n in range(12)}
     assert {m.id for m in receivers.received if b"poison" in m.payload} == set(poisons)
     shown = said(here, "jobs", "show", told["job"], *url)
@@ -91,7 +92,7 @@ def test_a_canary_that_dies_again_stops_the_job(here: Here, database_url: str) -
         told = said(here, "dead", "redrive", "--resume", told["job"], *url)
         assert (told["state"], told["queued"]) == ("done", 6)
         # The two of the canary died again, and are a new decision.
-        eventually(lambda: len(said(here, "dead", "list", *url)) == 2)
+        eventually(lambda: len(said(here, "dead", "list", *url)) == 2, 60)
 
 
 def test_a_canary_without_a_relay_does_not_wait_for_ever(here: Here, database_url: str) -> None:
@@ -113,7 +114,7 @@ def test_errors_stop_the_job(here: Here, database_url: str) -> None:
     assert (done.returncode, told["state"]) == (1, "stopped")
     assert "more than 3 died again" in told["note"]
     assert 3 < told["queued"] < 40
-    eventually(lambda: len(said(here, "dead", "list", *url)) > 30)
+    eventually(lambda: len(said(here, "dead", "list", *url)) > 30, 60)
 
 
 def test_the_rate_is_kept(here: Here, database_url: str) -> None:
@@ -133,7 +134,7 @@ def test_letters_of_one_key_come_back_in_their_order(here: Here, database_url: s
     said(here, "relay", "--once", "--on-dead", "continue", *url, *REFUSE)
     with relaying(database_url, on_dead="continue"):
         said(here, "dead", "redrive", "--all", "--rate", "40", *url)
-        eventually(lambda: len(receivers.received) == 30)
+        eventually(lambda: len(receivers.received) == 30, 60)
     assert arrived() == [f"poison {n}" for n in range(30)]
 
 
@@ -141,7 +142,7 @@ def test_a_worker_killed_in_the_middle_is_resumed(
     here: Here, database_url: str, tmp_path: Path
 ) -> None:
     """SIGKILL between two pages, and at the commit of one: each letter is queued exactly once."""
-    url = ("--database", database_url)
+    url, house = ("--database", database_url), House(database_url)
     bury(here, database_url, 20)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
     script = (
@@ -149,7 +150,7 @@ def test_a_worker_killed_in_the_middle_is_resumed(
         "async def main():\n"
         "    job = await jobs.begin(sys.argv[1], 'redrive', jobs.Wish(rate=20), why=None)\n"
         "    print(job.id, flush=True)\n"
-        "    await jobs.work(sys.argv[1], job.id, lease_seconds=2)\n"
+        "    await jobs.work(sys.argv[1], job.id, lease_seconds=600)\n"
         "asyncio.run(main())\n"
     )
     # take_over is the second transaction; pages follow: the kill is before a page's commit.
@@ -160,7 +161,7 @@ def test_a_worker_killed_in_the_middle_is_resumed(
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert process.returncode == -signal.SIGKILL, process.stderr
@@ -168,16 +169,19 @@ def test_a_worker_killed_in_the_middle_is_resumed(
         left = said(here, "jobs", "show", id, *url)
         assert (left["state"], left["idle"]) == ("running", False)
         assert "is being worked on by" in refused(here, 1, "dead", "redrive", "--resume", id, *url)
-        eventually(lambda id=id: said(here, "jobs", "show", id, *url)["idle"])
+        # The time passes that its lease would still last.
+        house.sql("UPDATE {p}job SET lease_until = %s", house.ago(1))
+        assert said(here, "jobs", "show", id, *url)["idle"]
         told = said(here, "dead", "redrive", "--resume", id, *url)
         assert told["state"] == "done"
         with relaying(database_url, "call:receivers:refuse_poison"):
-            eventually(lambda: len(said(here, "dead", "list", *url)) == 20)
+            eventually(lambda: len(said(here, "dead", "list", *url)) == 20, 60)
         letters = [
             said(here, "dead", "show", one["id"], *url) for one in said(here, "dead", "list", *url)
         ]
         assert {letter["redrives"] for letter in letters} == {letters[0]["redrives"]}
     assert letters[0]["redrives"] == 2
+    house.close()
 
 
 def test_a_job_is_stopped_from_elsewhere(here: Here, database_url: str) -> None:
@@ -213,9 +217,9 @@ def test_an_interrupted_job_is_given_back(database_url: str, here: Here, tmp_pat
         stderr=subprocess.PIPE,
         text=True,
     )
-    eventually(lambda: any(j["queued"] > 1 for j in said(here, "jobs", "list", *url)), timeout=30)
+    eventually(lambda: any(j["queued"] > 1 for j in said(here, "jobs", "list", *url)), timeout=60)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
     (job,) = said(here, "jobs", "list", *url)
@@ -228,18 +232,18 @@ def test_a_replay_of_what_was_delivered(here: Here, database_url: str) -> None:
     url = ("--database", database_url)
     ids = publish(database_url, *(draft(f"{n}", key=f"k{n % 3}") for n in range(12)))
     with relaying(database_url):
-        eventually(lambda: len(receivers.received) == 12)
+        eventually(lambda: len(receivers.received) == 12, 60)
         receivers.received.clear()
         replay = ("messages", "replay", "--since", "1h", "--topic", "notes")
-        eventually(lambda: said(here, *replay, "--dry-run", *url)["total"] == 12)
+        eventually(lambda: said(here, *replay, "--dry-run", *url)["total"] == 12, 60)
         told = said(here, *replay, "--key", "k1", "--reason", "new index", *url)
         assert (told["kind"], told["state"], told["queued"]) == ("replay", "done", 4)
-        eventually(lambda: arrived() == ["1", "4", "7", "10"])
+        eventually(lambda: arrived() == ["1", "4", "7", "10"], 60)
         assert [m.id for m in receivers.received] == ids[1::3]
         assert {m.broker_id.removeprefix(m.id) for m in receivers.received} == {":r1"}
         receivers.received.clear()
         said(here, *replay, "--key", "k1", "--to", "notes.again", *url)
-        eventually(lambda: len(receivers.received) == 4)
+        eventually(lambda: len(receivers.received) == 4, 60)
         assert {m.topic for m in receivers.received} == {"notes.again"}
         assert {m.broker_id.removeprefix(m.id) for m in receivers.received} == {":r2"}
         assert said(here, *replay, "--until", "1d", "--dry-run", *url)["total"] == 0

@@ -188,6 +188,11 @@ class Post:
 
 def make_post(url: str) -> Iterator[Post]:
     asyncio.run(migrate.install(url))
+    yield from watch_post(url)
+
+
+def watch_post(url: str) -> Iterator[Post]:
+    """One whose tables are there."""
     post = Post(url, memory.broker(f"test-{uuid.uuid4().hex[:12]}", limit=100_000))
     unlisten = signals.listen(lambda name, fields: post.heard.append((name, fields)))
     yield post

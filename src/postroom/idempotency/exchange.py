@@ -314,4 +314,5 @@ def may_run_without(asked: Asked, error: PostroomError) -> bool:
 
 
 def tell_doubt(name: Name, why: str) -> None:
+    """Somebody must find out: `verify`, or a person."""
     signals.emit("key.indeterminate", operation=name.operation, idempotency_key=name.key, error=why)
