@@ -79,10 +79,13 @@ def _called(view: Callable[..., Any], args: Any, kwargs: Any) -> flask.Response:
     try:
         return flask.make_response(view(*args, **kwargs))
     except HTTPException as refusal:
-        told = flask.make_response(flask.current_app.handle_user_exception(refusal))
-        if told.status_code < 400:
+        told = flask.current_app.handle_user_exception(refusal)
+        # Its own response is whole; what Flask would make of the exception is a stream.
+        whole = told.get_response() if isinstance(told, HTTPException) else told
+        response = flask.make_response(whole)
+        if response.status_code < 400:
             raise
-        return told
+        return response
 
 
 def _seen(request: flask.Request, policy: Policy) -> Seen | None:
