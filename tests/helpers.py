@@ -2,13 +2,15 @@
 
 import asyncio
 import inspect
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 60.0  # however slow the machine is
+# However slow the machine is; where a bug is planted, what is waited for never comes.
+PATIENCE_SECONDS = 10.0 if os.environ.get("POSTROOM_PLANTED") else 60.0
 
 
 class _Patience:
