@@ -6,8 +6,6 @@ one key over and over (replays). All in one process, without a network, so that 
 difference.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid
