@@ -1,6 +1,7 @@
 """What an order is: every fault names its field, and one order has one digest."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 from postroom.gateway.orders import BadBody, checked, parse
 from postroom.ledger.rules import fingerprint
 
+EXAMPLES = 1000 if os.environ.get("POSTROOM_GUARANTEES") == "big" else 40
 # However slow the machine is.
-SLOWLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOWLY = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"symbol": ""}, "symbol"),
     ({"symbol": "A" * 33}, "symbol"),
