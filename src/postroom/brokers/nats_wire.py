@@ -16,7 +16,7 @@ from postroom.errors import InvalidMessage
 from postroom.messages import Message, attribute_text, check_topic, wire_headers, wire_time
 from postroom.signals import redact
 
-__all__ = ["answer_of", "no_stream", "publish_command"]
+__all__ = ["answer_of", "header_lines", "no_stream", "publish_command"]
 
 _NO_RESPONDERS = "503"
 _TOO_LARGE = {10054, 10097}  # the message, its headers
@@ -46,6 +46,25 @@ def publish_command(
             "send a reference to the large part, or raise max_payload on the server",
         )
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(head), size, head, payload)
+
+
+def header_lines(raw: bytes) -> dict[str, str]:
+    """The headers of a message, by nats-py's rules; names are few, so each is looked at once."""
+    found: dict[str, str] = {}
+    for line in raw.split(b"\r\n"):
+        name, colon, value = line.partition(b":")
+        if colon and (known := _header_name(name)) is not None:
+            found[known] = value.strip().decode("utf-8", "replace")
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _header_name(name: bytes) -> str | None:
+    try:
+        text = name.strip().decode("ascii")
+    except UnicodeDecodeError:
+        return None
+    return None if any(map(str.isspace, text)) else text
 
 
 @functools.lru_cache(maxsize=4096)
