@@ -370,3 +370,9 @@ def test_a_file_can_be_read_in_one_sitting(path: Path) -> None:
 def test_the_root_holds_only_what_belongs_there() -> None:
     there = {path.name for path in ROOT.iterdir() if not path.name.endswith(".egg-info")}
     assert there - KNOWN_IN_ROOT == set()
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest takes the second of a name for the first: none of its tests would run."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)

@@ -61,6 +61,11 @@ def test_red_alone_is_red(tmp_path: Path) -> None:
         ({"tests/test_planted.py": SHAKY}, (), "a proof failed"),
         ({f"tests/test_{n}.py": SHAKY for n in range(4)}, (), "4 tests failed, more than 3"),
         ({"tests/test_a.py": SHAKY}, ("--no-such-option",), "pytest ended with status 4"),
+        (
+            {"tests/a/test_a.py": SHAKY, "tests/b/test_a.py": SHAKY},
+            ("--continue-on-collection-errors",),
+            "tests/b/test_a.py could not be collected",
+        ),
     ],
 )
 def test_no_second_look(

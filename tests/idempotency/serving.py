@@ -11,9 +11,12 @@ import waitress.server
 
 from helpers import eventually
 
-# One for all: a client of its own for each request would read all certificates each time.
+# One for all: a client of its own for each request would read all certificates each time. No
+# connection is used twice: among threads, httpx may close one that another has just been given.
 CLIENT = httpx.Client(
-    timeout=120, limits=httpx.Limits(max_connections=200, max_keepalive_connections=0)
+    timeout=120,
+    headers={"Connection": "close"},
+    limits=httpx.Limits(max_connections=200, max_keepalive_connections=None),
 )
 DRIVERS = {"postgresql": "asyncpg", "mysql": "asyncmy", "sqlite": "aiosqlite"}
 SYNC_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "pysqlite"}
