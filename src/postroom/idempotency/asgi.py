@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeAlias
 
@@ -178,7 +179,7 @@ class _Request:
         return {"type": "http.disconnect"} if self.gone else await self._receive()
 
 
-class _Run:
+class _Run(ABC):
     """The application at work, and its answer held back until it is settled."""
 
     def __init__(
@@ -196,11 +197,13 @@ class _Run:
         self._dropped = False
         self.limit = 0
 
+    @abstractmethod
     async def run(self) -> None:
-        raise NotImplementedError
+        """Claim, and let the application work."""
 
+    @abstractmethod
     async def settle(self, answer: Answer) -> Answer | None:
-        raise NotImplementedError
+        """Write its answer down: None, or what is to be answered in its place."""
 
     async def call(self) -> None:
         """Run the application."""
