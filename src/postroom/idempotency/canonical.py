@@ -47,20 +47,12 @@ class _Twice(ValueError):
 
 def canonical_json(body: bytes) -> bytes | None:
     """The document in its one spelling; None if it is no JSON or may be read in two ways."""
-    has_fractions = False
-
-    def number(text: str) -> Decimal:
-        nonlocal has_fractions
-        has_fractions = True
-        return Decimal(text)
-
     try:
-        document = json.loads(
-            body, object_pairs_hook=_members, parse_float=number, parse_constant=_refuse
-        )
-        if has_fractions:
+        document = _reader.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
+        try:
+            return _writer.encode(document).encode()
+        except TypeError:  # it holds fractions
             return spelled(document).encode()
-        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     except (ValueError, RecursionError, ArithmeticError):
         return None
 
@@ -74,3 +66,7 @@ def _members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
+
+
+_reader = json.JSONDecoder(object_pairs_hook=_members, parse_float=Decimal, parse_constant=_refuse)
+_writer = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
