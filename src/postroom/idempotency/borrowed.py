@@ -17,13 +17,12 @@ from postroom.errors import PublishError, WrongCall
 from postroom.flow import Flow
 from postroom.idempotency import problems, store
 from postroom.idempotency.exchange import Asked, for_storing
-from postroom.idempotency.rules import Answer, Mine, Replay, Running, Verdict, storable
+from postroom.idempotency.rules import TRIES, Answer, Mine, Replay, Running, Verdict, storable
 from postroom.idempotency.telling import refused, tell_replay
 
 __all__ = ["Borrowed"]
 
 T = TypeVar("T")
-TRIES = 5
 _WHAT = "record of this request"
 _INSTEAD = "an asynchronous framework and its middleware"
 

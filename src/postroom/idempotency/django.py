@@ -30,7 +30,7 @@ from django.utils.module_loading import import_string
 from postroom.databases.trouble import is_conflict, waited_too_long
 from postroom.errors import ConfigurationError, PostroomError, PublishError, WrongCall
 from postroom.idempotency import problems
-from postroom.idempotency.borrowed import TRIES, Borrowed
+from postroom.idempotency.borrowed import Borrowed
 from postroom.idempotency.exchange import (
     Asked,
     closing,
@@ -42,7 +42,7 @@ from postroom.idempotency.exchange import (
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
-from postroom.idempotency.rules import Answer, Mine, Running, Verdict
+from postroom.idempotency.rules import TRIES, Answer, Mine, Running, Verdict
 from postroom.idempotency.telling import (
     give_up,
     give_up_async,

@@ -49,6 +49,9 @@ KEPT_HEADERS = frozenset(
         *("content-location", "location", "etag", "last-modified", "link", "cache-control", "vary"),
     )
 )
+# How often a claim gives way. At each conflict somebody else has gone on, so that of many who send
+# one key at once nobody needs many more tries than there are others.
+TRIES = 100
 # A later try of the same request may be answered differently, so these are not said from memory.
 _PASSING = frozenset((401, 403, 407, 408, 409, 421, 423, 424, 425, 426, 428, 429, 431, 499))
 # The request itself is to be sent elsewhere, with the same key.

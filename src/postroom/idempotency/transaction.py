@@ -20,14 +20,13 @@ from postroom.errors import WrongCall
 from postroom.flow import Flow, run
 from postroom.idempotency import store
 from postroom.idempotency.exchange import Asked, for_storing
-from postroom.idempotency.rules import Answer, Mine, Replay, Running, Verdict, storable
+from postroom.idempotency.rules import TRIES, Answer, Mine, Replay, Running, Verdict, storable
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 __all__ = ["KeyedTransaction", "guard"]
 
-TRIES = 5
 _WHAT = "record of this request"
 # Engines that refuse a commit we have not made. Listening anew for each connection costs more than
 # a statement.
