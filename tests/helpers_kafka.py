@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import confluent_kafka
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from helpers import eventually
 from postroom.brokers import Subscription
 from servers import KafkaServer
 
@@ -23,13 +24,21 @@ class Record(NamedTuple):
     headers: dict[str, str]
 
 
+def _ends_of(reader: Consumer, place: TopicPartition) -> tuple[int, int]:
+    """The first offset and the one after the last; a server just woken up has no leader yet."""
+    return eventually(
+        lambda: reader.get_watermark_offsets(place, timeout=10),
+        retry=(confluent_kafka.KafkaException,),
+    )
+
+
 def read_all(server: KafkaServer, topic: str) -> list[Record]:
     """Every record of a topic, partition by partition in their order."""
     settings = {**server.client_settings(), "group.id": "looking", "enable.auto.commit": False}
     reader = Consumer({**settings, "enable.partition.eof": True, "fetch.wait.max.ms": 10})
     try:
         partitions = reader.list_topics(topic, timeout=10).topics[topic].partitions
-        ends = {p: reader.get_watermark_offsets(TopicPartition(topic, p)) for p in partitions}
+        ends = {p: _ends_of(reader, TopicPartition(topic, p)) for p in partitions}
         waiting = {p for p, (low, high) in ends.items() if high > low}
         reader.assign([TopicPartition(topic, p, ends[p][0]) for p in sorted(waiting)])
         found: list[Record] = []
@@ -97,7 +106,7 @@ class MockCluster:
         reader = Consumer({**settings, "group.id": "looking", "logger": _Silent()})
         try:
             place = TopicPartition(topic, 0, 0)
-            _, end = reader.get_watermark_offsets(place, timeout=10)
+            _, end = _ends_of(reader, place)
             reader.assign([place])
             found: list[bytes] = []
             while len(found) < end:
