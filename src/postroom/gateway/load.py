@@ -43,6 +43,7 @@ class Told:
 
     statuses: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
+    longest_seconds: float = 0.0  # from a first try to a clear answer
     ids: dict[str, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     again: int = 0
@@ -120,7 +121,7 @@ class Load:
 
     async def _send(self, key: str, wish: dict[str, Any], *, conflict: bool = False) -> None:
         """Until it is answered: 503, silence and a closed door say nothing about the order."""
-        give_up_at = time.monotonic() + PATIENCE_SECONDS
+        first = time.monotonic()
         content, pause = json.dumps(wish).encode(), 0.02
         headers = [(b"content-type", b"application/json"), (b"idempotency-key", key.encode())]
         if self._token:
@@ -141,9 +142,11 @@ class Load:
                 self.told.statuses[str(answer.status)] += 1
                 if answer.status < 500:
                     self.told.seconds.append(time.perf_counter() - begun)
+                    waited = time.monotonic() - first
+                    self.told.longest_seconds = max(self.told.longest_seconds, waited)
                     self._check(key, answer.status, answer.content, conflict)
                     return
-            if time.monotonic() > give_up_at:
+            if time.monotonic() > first + PATIENCE_SECONDS:
                 self.told.wrong.append(f"{key}: no answer in {PATIENCE_SECONDS:g} s")
                 return
             self.told.again += 1
