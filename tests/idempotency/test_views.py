@@ -20,6 +20,7 @@ import pytest
 from serving import CLIENT, SYNC_DRIVERS, serve_wsgi, with_driver
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import scoped_session, sessionmaker
+from werkzeug.exceptions import NotFound
 
 import django_doors
 from doors import mysql_options
@@ -93,7 +94,7 @@ def with_flask(stage: Stage, how: str, policy: Policy) -> Iterator[Shop]:
             session.commit()
         if wish["do"] == "abort":
             flask.abort(404)
-        return shop.work(wish)
+        return NotFound() if wish["do"] == "not found" else shop.work(wish)
 
     if how == "flask middleware":
         policies = Policies({"POST /orders": replace(policy, mode="same_transaction")})
@@ -124,7 +125,7 @@ def with_django(stage: Stage, policy: Policy) -> Iterator[Shop]:
 
     from django.core.handlers.wsgi import WSGIHandler
     from django.db import connections
-    from django.http import Http404, JsonResponse
+    from django.http import Http404, HttpResponseNotFound, JsonResponse
     from django.test.utils import override_settings
     from django.urls import path
 
@@ -146,6 +147,8 @@ def with_django(stage: Stage, policy: Policy) -> Iterator[Shop]:
         outbox.publish(connections[alias], wish, type="placed", topic="orders")
         if wish["do"] == "abort":
             raise Http404
+        if wish["do"] == "not found":
+            return HttpResponseNotFound("no such thing")
         document, status = shop.work(wish)
         return JsonResponse(document, status=status)
 
@@ -198,8 +201,9 @@ def test_what_fails_leaves_nothing(shop: Shop, stage: Stage) -> None:
     assert (stage.things(), stage.messages()) == ([], [])
 
 
-def test_a_refusal_that_is_raised_is_kept_too(shop: Shop, stage: Stage) -> None:
-    first, again = shop.post("k", "a", "abort"), shop.post("k", "a", "abort")
+@pytest.mark.parametrize("how", ["abort", "not found"])
+def test_a_refusal_raised_or_returned_whole_is_kept_too(shop: Shop, stage: Stage, how: str) -> None:
+    first, again = shop.post("k", "a", how), shop.post("k", "a", how)
     assert (first.status_code, again.status_code, shop.runs["a"]) == (404, 404, 1)
     assert first.content == again.content
     assert again.headers["idempotent-replayed"] == "true"

@@ -77,15 +77,18 @@ def idempotent(
 def _called(view: Callable[..., Any], args: Any, kwargs: Any) -> flask.Response:
     """What the view answers; `abort(404)` is an answer too, as the application would give it."""
     try:
-        return flask.make_response(view(*args, **kwargs))
+        return flask.make_response(_whole(view(*args, **kwargs)))
     except HTTPException as refusal:
         told = flask.current_app.handle_user_exception(refusal)
-        # Its own response is whole; what Flask would make of the exception is a stream.
-        whole = told.get_response() if isinstance(told, HTTPException) else told
-        response = flask.make_response(whole)
+        response = flask.make_response(_whole(told))
         if response.status_code < 400:
             raise
         return response
+
+
+def _whole(told: Any) -> Any:
+    """An exception's own response is whole; what Flask would make of the exception is a stream."""
+    return told.get_response() if isinstance(told, HTTPException) else told
 
 
 def _seen(request: flask.Request, policy: Policy) -> Seen | None:
