@@ -43,8 +43,8 @@ guarantees: $(TOOLS) ## Kill and simulate relays at every point, at full size
 	scripts/install-servers
 	scripts/install-kafka
 	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest -s tests/guarantees \
-		tests/outbox/test_payloads.py tests/idempotency/test_races.py tests/simulation \
-		tests/test_bench.py
+		tests/outbox/test_payloads.py tests/idempotency/test_races.py \
+		tests/gateway/test_gateway_kills.py tests/simulation tests/test_bench.py
 
 bench: $(TOOLS) ## Measure against peers and the servers alone; writes docs/performance.md
 	@echo "Peers are installed into .bench on first use, each into an environment of its own."
