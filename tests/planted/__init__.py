@@ -353,6 +353,10 @@ BUGS: dict[str, Bug] = {
         "a look-up that reached nobody means that nothing arrived",
         on(f"{DOUBTS}test_only_not_arrived_means_so", *(f"{kind}-unreachable" for kind in ALL)),
     ),
+    "asked_for_all_at_once": Bug(
+        "what is asked for in vain is passed by later messages of its key",
+        on(f"{DOUBTS}test_nothing_passes_what_nobody_can_say_anything_of", *ALL),
+    ),
     "unknown_called_failed": Bug(
         "the ledger says failed of a request that may have arrived",
         on(f"{LEDGER}test_what_may_have_arrived_has_not_failed", *ALL),

@@ -573,6 +573,16 @@ def notes_unfenced() -> None:
     Store._settle = settle  # type: ignore[method-assign]
 
 
+def asked_for_all_at_once() -> None:
+    """A broker that keeps order gets a batch as one, though each of it is asked about by itself."""
+
+    def is_ordered(self: Sender, batch: Sequence[Message]) -> bool:
+        brokers = [self._brokers[url] for url in self._urls_of(batch) if url]
+        return all(broker.capabilities.ordered_pipeline for broker in brokers)
+
+    Sender.is_ordered = is_ordered  # type: ignore[method-assign]
+
+
 def finished_overwritten() -> None:
     for dialect in sql.DIALECTS:
         queries = sql._room(ledger.ROOM)[dialect]
