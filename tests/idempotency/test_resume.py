@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from helpers import eventually_async
 from postroom import Outbox
-from postroom.errors import KeyLost, KeyReused
+from postroom.errors import ConfigurationError, KeyLost, KeyReused
 from postroom.idempotency import SHARED, Finisher, Keys, Policy, resumable
 from postroom.idempotency.asgi import IdempotencyMiddleware, turn_of
 from stages import Stage
@@ -126,6 +126,67 @@ async def test_a_run_that_broke_goes_on_behind_its_last_point(
     assert len(rides.stage.messages()) == 1
     # A call that was made before the crash is made again, with the same key.
     assert rides.charges == {"shared:rides.create:k:charged": charged}
+
+
+async def test_calls_and_points_side_by_side_forget_none(rides: Rides) -> None:
+    did, broken = [], True
+
+    async def effect(name: str) -> str:
+        did.append(name)
+        await asyncio.sleep(0)
+        return name
+
+    async def row(tx: Any, name: str) -> None:
+        await tx.execute(text("INSERT INTO thing VALUES (:name)"), {"name": name})
+
+    @resumable(rides.keys, "many")
+    async def many(run: Any, wish: Any) -> list[str]:
+        calls = [run.call(name, lambda name=name: effect(name)) for name in "abc"]
+        points = [run.point(name, lambda tx, name=name: row(tx, name)) for name in "xyz"]
+        done = await asyncio.gather(*calls, *points)
+        if broken:
+            raise RuntimeError("broken")
+        return done[:3]
+
+    with pytest.raises(RuntimeError):
+        await many("k", None)
+    broken = False
+    rides.orphan()
+    assert await many("k", None) == ["a", "b", "c"]
+    assert (did, rides.stage.things()) == (["a", "b", "c"], ["x", "y", "z"])
+
+
+async def test_a_name_stands_for_one_thing(rides: Rides) -> None:
+    tried = []
+
+    async def fail_once(item: int) -> int:
+        tried.append(item)
+        if len(tried) == 1:
+            raise ConnectionError
+        return item
+
+    @resumable(rides.keys, "loop")
+    async def loop(run: Any, items: list[int]) -> Any:
+        for item in items:
+            await run.call("item", lambda item=item: fail_once(item))
+
+    @resumable(rides.keys, "again")
+    async def again(run: Any, item: int) -> Any:
+        try:
+            return await run.call("item", lambda: fail_once(item))
+        except ConnectionError:
+            return await run.call("item", lambda: fail_once(item))
+
+    @resumable(rides.keys, "nested")
+    async def nested(run: Any, _: Any) -> Any:
+        return await run.point("outer", lambda tx: run.call("inner", lambda: 1))
+
+    assert await again("k", 7) == 7, "what failed may be tried again"
+    with pytest.raises(ConfigurationError, match="item was reached already"):
+        await loop("k", [1, 2, 3])
+    assert tried == [7, 7, 1]
+    with pytest.raises(ConfigurationError, match="inside another"):
+        await nested("k", None)
 
 
 async def test_who_was_taken_over_reaches_no_point(rides: Rides) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flask
@@ -11,7 +12,7 @@ from serving import CLIENT, serve_wsgi
 from sqlalchemy import text
 
 from postroom import Outbox
-from postroom.errors import KeyLost, KeyReused
+from postroom.errors import ConfigurationError, KeyLost, KeyReused
 from postroom.idempotency import SHARED, Finisher, Keys, Policy, resumable
 from postroom.idempotency.wsgi import IdempotencyMiddleware, turn_of
 from stages import Stage
@@ -104,6 +105,28 @@ async def test_a_run_that_broke_goes_on_behind_its_last_point(
     assert len(rides.stage.messages()) == 1
     assert rides.charges == {"shared:rides.create:k:charged": charged}
     await rides.keys.close_async()
+
+
+def test_calls_side_by_side_forget_none_and_a_name_stands_for_one_thing(rides: Rides) -> None:
+    did, broken = list[str](), True
+
+    @resumable(rides.keys, "many")
+    def many(run: Any, wish: Any) -> list[str]:
+        with ThreadPoolExecutor(4) as threads:
+            done = threads.map(lambda name: run.call(name, lambda: did.append(name)), "abcd")
+            assert len(list(done)) == 4
+        if broken:
+            raise RuntimeError("broken")
+        with pytest.raises(ConfigurationError, match="a was reached already"):
+            run.call("a", lambda: did.append("a"))
+        with pytest.raises(ConfigurationError, match="inside another"):
+            run.point("outer", lambda tx: run.point("inner", lambda tx: 1))
+        return sorted(did)
+
+    with pytest.raises(RuntimeError):
+        many("k", None)
+    broken = False
+    assert many("k", None) == ["a", "b", "c", "d"]
 
 
 def test_who_was_taken_over_reaches_no_point(rides: Rides) -> None:
