@@ -13,6 +13,7 @@ from postroom.idempotency.canonical import canonical_json, fingerprint
 from postroom.idempotency.policy import Policies, Policy
 from postroom.idempotency.problems import PROBLEMS, openapi_responses
 from postroom.idempotency.rules import (
+    Answer,
     BadKey,
     Claim,
     Doubtful,
@@ -26,6 +27,7 @@ from postroom.idempotency.rules import (
     kept_headers,
     parse_key,
     scope_name,
+    sent_elsewhere,
     storable,
 )
 from postroom.inbox import Received
@@ -239,8 +241,21 @@ def test_states_and_what_they_mean() -> None:
 
 def test_answers_that_are_kept() -> None:
     kept = [status for status in range(100, 600) if storable(status)]
-    assert {200, 201, 202, 204, 303, 400, 402, 404, 410, 415, 422} <= set(kept)
+    assert {200, 201, 202, 204, 301, 302, 303, 307, 400, 402, 404, 410, 415, 422} <= set(kept)
     assert not {100, 401, 403, 408, 409, 425, 429, 500, 502, 503, 504} & set(kept)
+
+
+def test_a_redirect_is_an_answer_unless_the_request_is_to_be_sent_again() -> None:
+    def told(status: int, *places: str) -> bool:
+        headers = tuple(("Location", place) for place in places)
+        return sent_elsewhere(Answer(status, headers), "/app/pay me")
+
+    assert told(307, "/app/pay%20me/")
+    assert told(301, "https://shop.example/app/pay%20me?x=1")
+    assert not told(302, "/app/pay%20me"), "post, redirect, get"
+    assert not told(307, "/receipts/17")
+    assert not told(308)
+    assert not told(301, "http://[broken")
 
 
 def test_headers_that_are_kept() -> None:
@@ -257,6 +272,12 @@ def test_policies_are_found_by_method_and_path() -> None:
     pay, rest = Policy(required=True), Policy()
     found = Policies({"POST /orders/{id}/pay": pay}, default=rest)
     assert found.find("POST", "/orders/7/pay") == ("POST /orders/{id}/pay", pay)
+    for method, path in (
+        ("POST", "//orders/7//pay"),
+        ("POST", "/orders/7/pay\n"),
+        ("post", "/orders/7/pay/"),
+    ):
+        assert found.find(method, path) == ("POST /orders/{id}/pay", pay), "as routers may read it"
     assert found.find("POST", "/orders/7/8/pay") == ("POST /orders/7/8/pay", rest)
     assert found.find("GET", "/orders/7/pay") is None
     assert found.find("POST", "/" + "x" * 300) == ("POST *", rest)

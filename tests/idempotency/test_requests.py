@@ -19,7 +19,7 @@ from serving import with_driver
 from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import django_doors  # noqa: F401
@@ -39,11 +39,12 @@ from postroom.idempotency import flask as flask_keys
 from postroom.idempotency.asgi import IdempotencyMiddleware as Asgi
 from postroom.idempotency.asgi import turn_of
 from postroom.idempotency.fastapi import keyed_session, protect
-from postroom.idempotency.rules import parse_key
+from postroom.idempotency.rules import BadKey, parse_key
 from postroom.idempotency.wsgi import IdempotencyMiddleware as Wsgi
 from stages import Stage, Stages
 
 KEY = {"Idempotency-Key": "k"}
+SAME = Policy(mode="same_transaction", required=True)
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def by_wsgi(keys: Keys, policy: Policy, work: Any) -> Any:
     return lambda headers: _flask(app, headers)
 
 
-def by_flask(keys: Keys, policy: Policy, work: Any) -> Any:
+def by_flask(keys: Keys, policy: Policy | None, work: Any) -> Any:
     import sqlite3
 
     app = flask.Flask(__name__)
@@ -252,6 +253,173 @@ async def test_a_redirect_of_the_router_is_followed_with_the_same_key(stage: Sta
     await keys.close_async()
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("how", ["asgi", "wsgi", "django"])
+def test_a_redirect_of_a_view_is_its_answer(stage: Stage, how: str, status: int) -> None:
+    keys, runs = Keys(stage.url, scope=SHARED), Counter[str]()
+    told = [SEND_ON[how](keys, status, runs) for _ in range(2)]
+    assert told == [(status, "/receipts/17")] * 2
+    assert runs["run"] == 1
+    keys.close()
+
+
+def _on_by_asgi(keys: Keys, status: int, runs: Counter[str]) -> Any:
+    async def pay(request: Any) -> Response:
+        runs.update(["run"])
+        return RedirectResponse("/receipts/17", status)
+
+    async def send() -> Any:
+        app = Starlette(
+            routes=[Route("/pay", pay, methods=["POST"])], middleware=[Middleware(Asgi, keys=keys)]
+        )
+        async with asgi(app) as client:
+            answer = await client.post("/pay", headers=KEY)
+        await keys.close_async()
+        return answer.status_code, answer.headers["location"]
+
+    return asyncio.run(send())
+
+
+def _on_by_wsgi(keys: Keys, status: int, runs: Counter[str]) -> Any:
+    app = flask.Flask(__name__)
+    app.post("/pay")(lambda: runs.update(["run"]) or flask.redirect("/receipts/17", status))
+    app.wsgi_app = Wsgi(app.wsgi_app, keys)  # type: ignore[method-assign]
+    answer = app.test_client().post("/pay", headers=KEY)
+    return answer.status_code, answer.headers["location"]
+
+
+def _on_by_django(keys: Keys, status: int, runs: Counter[str]) -> Any:
+    from django.http import HttpResponse
+    from django.test import Client
+
+    def pay(request: Any) -> Any:
+        runs.update(["run"])
+        return HttpResponse(status=status, headers={"Location": "/receipts/17"})
+
+    with django_site(keys, pay=pay):
+        answer = Client().post("/pay", b"", content_type="text/plain", headers=KEY)
+    return answer.status_code, answer.headers["location"]
+
+
+SEND_ON: dict[str, Any] = {"asgi": _on_by_asgi, "wsgi": _on_by_wsgi, "django": _on_by_django}
+
+
+def test_a_redirect_of_flask_s_router_is_followed_with_the_same_key(stage: Stage) -> None:
+    keys = Keys(stage.url, scope=SHARED)
+    app = flask.Flask(__name__)
+    app.post("/pay/")(lambda: "paid")
+    app.wsgi_app = Wsgi(app.wsgi_app, keys)  # type: ignore[method-assign]
+    answer = app.test_client().post("/pay", headers=KEY, follow_redirects=True)
+    assert answer.text == "paid"
+    keys.close()
+
+
+def test_a_decorator_keeps_to_the_policies_of_its_keys(stage: Stage) -> None:
+    policies = {"POST /pay": Policy(required=True)}
+    keys, runs = Keys(stage.url, scope=SHARED, policies=policies), Counter[str]()
+    send = by_flask(keys, None, lambda: runs.update(["run"]))
+    assert (send({})[0], send(KEY)[0], runs["run"]) == (400, 200, 1)
+    at_claim = Keys(stage.url, scope=AT_CLAIM, policies={"POST /pay": SAME})
+    for decorator in (flask_keys.idempotent(keys, lambda: None), django_keys.idempotent(keys)):
+        assert callable(decorator)
+    for wrong in (flask_keys.idempotent, django_keys.idempotent):
+        with pytest.raises(ConfigurationError, match="a decorator needs a function"):
+            wrong(at_claim, lambda: None)  # type: ignore[operator]
+    keys.close()
+    at_claim.close()
+
+
+def test_django_views_that_cannot_keep_their_policy_are_not_run(stage: Stage) -> None:
+    from django.test import Client
+
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /pay": SAME})
+    with (
+        django_site(keys, pay=lambda request: pytest.fail("unprotected")),
+        pytest.raises(ConfigurationError, match="put @idempotent"),
+    ):
+        Client().post("/pay", b"", content_type="text/plain", headers=KEY)
+    keys.close()
+
+
+async def test_a_resumable_route_says_whose_key_it_is(stage: Stage) -> None:
+    policies = {"POST /ride": Policy(mode="resume", required=True)}
+    keys = Keys(stage.url, scope=AT_CLAIM, policies=policies)
+
+    @resumable(keys, "ride")
+    async def create(run: Any, wish: Any) -> Any:
+        return 201, wish
+
+    async def ride(request: Any) -> Any:
+        if user := request.headers.get("x-user"):
+            turn_of(request).belongs_to(user)
+        return JSONResponse(await create.serve(turn_of(request), request.headers.get("x-user")))
+
+    app = Starlette(
+        routes=[Route("/ride", ride, methods=["POST"])], middleware=[Middleware(Asgi, keys=keys)]
+    )
+    async with asgi(app) as client:
+        told = [await client.post("/ride", headers={**KEY, "x-user": who}) for who in ("a", "b")]
+        assert [answer.json() for answer in told] == ["a", "b"]
+        with pytest.raises(ConfigurationError, match="whose key"):
+            await client.post("/ride", headers=KEY)
+    await keys.close_async()
+
+
+def test_django_half_a_body_is_nobody_s_request(stage: Stage) -> None:
+    from django.core.handlers.wsgi import WSGIHandler
+    from django.http import HttpResponse
+    from django.test import RequestFactory
+
+    keys, told = Keys(stage.url, scope=SHARED), []
+
+    def send(body: bytes) -> bytes:
+        environ = RequestFactory().post("/pay", b"", "text/plain", headers=KEY).environ
+        environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": "8"}
+        return b"".join(WSGIHandler()(environ, lambda status, headers: told.append(status)))
+
+    with django_site(keys, pay=lambda request: HttpResponse(request.body)):
+        assert b"request-incomplete" in send(b'{"a":')
+        assert send(b'{"a": 1}') == b'{"a": 1}'
+    assert [status[:3] for status in told] == ["400", "200"]
+    keys.close()
+
+
+def test_flask_reads_a_body_without_a_length_up_to_the_limit(stage: Stage) -> None:
+    keys, policy = Keys(stage.url, scope=SHARED), Policy(most_request_bytes=1000)
+    stream = io.BytesIO(b"x" * 50_000)
+    app = flask.Flask(__name__)
+    app.post("/pay")(flask_keys.idempotent(keys, lambda: None, policy)(lambda: "paid"))
+    endless = {"wsgi.input_terminated": True, "wsgi.input": stream, "CONTENT_LENGTH": ""}
+    answer = app.test_client().post("/pay", headers=KEY, environ_overrides=endless)
+    assert (answer.status_code, stream.tell() < 50_000) == (413, True)
+    keys.close()
+
+
+def test_a_list_of_parts_is_a_whole_answer(stage: Stage) -> None:
+    keys = Keys(stage.url, scope=SHARED)
+
+    def app(environ: Any, start: Any) -> Any:
+        start("200 OK", [("X-Run", uuid.uuid4().hex)])
+        return [b"pa", b"", b"id"]
+
+    def send() -> Any:
+        told: list[Any] = []
+        environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/pay", "HTTP_IDEMPOTENCY_KEY": "k"}
+        body = Wsgi(app, keys)(environ, lambda status, headers: told.append(status))
+        return b"".join(body), told
+
+    assert [send(), send()] == [(b"paid", ["200 OK"])] * 2
+    keys.close()
+
+
+def test_a_header_that_a_server_has_joined_was_sent_twice() -> None:
+    for joined in ("q,q", "q, q", "q,q,q"):
+        with pytest.raises(BadKey, match="more than once"):
+            parse_key([joined])
+    assert parse_key(["a,b"]) == "a,b"
+    assert parse_key(['"q,q"']) == "q,q"
+
+
 async def test_strangers_leave_nothing(stage: Stage) -> None:
     keys, status = Keys(stage.url, scope=SHARED), 401
 
@@ -342,8 +510,7 @@ async def test_a_handler_that_is_added_later_keeps_no_key(stage: Stage) -> None:
 
 
 async def test_authentication_of_the_route_comes_before_an_answer_from_memory(stage: Stage) -> None:
-    same = Policy(mode="same_transaction", required=True)
-    keys = Keys(stage.url, scope=AT_CLAIM, policies={"POST /pay": same, "POST /nobody": same})
+    keys = Keys(stage.url, scope=AT_CLAIM, policies={"POST /pay": SAME, "POST /nobody": SAME})
     engine = create_async_engine(with_driver(stage.url))
     app = FastAPI()
     protect(app, keys)

@@ -14,6 +14,7 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from postroom.errors import PostroomError
@@ -76,7 +77,7 @@ class IdempotencyMiddleware:
                 if not request.gone:
                     await _send(problems.too_large(policy.most_request_bytes), send)
                 return
-            seen = Seen(seen.method, seen.path, seen.query, seen.headers, body)
+            seen = replace(seen, body=body)
         asked = await self._asked(scope, seen, operation, policy)
         if isinstance(asked, Answer):
             await _send(asked, send)
@@ -340,16 +341,14 @@ class _Inside(_Run):
         return await self.turn.settle_async(answer)
 
 
-def _path(scope: Scope) -> str:
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] or "/" if root and path.startswith(root) else path
-
-
 def _seen(scope: Scope) -> Seen:
     headers = [(n.decode("latin-1").lower(), v.decode("latin-1")) for n, v in scope["headers"]]
     query = scope.get("query_string", b"").decode("latin-1")
-    return Seen(scope["method"], _path(scope), query, headers)
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(root):
+        path = path[len(root) :] or "/"
+    return Seen(scope["method"], path, query, headers, root=root)
 
 
 async def _send(answer: Answer, send: Send) -> None:

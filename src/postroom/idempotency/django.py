@@ -153,7 +153,7 @@ def idempotent(
     keys: Keys, policy: Policy | None = None, *, using: str = "default"
 ) -> Callable[[F], F]:
     """Carry the view out once for each key, in one transaction of the database `using`."""
-    chosen = replace(policy or Policy(), mode="same_transaction")
+    keys.for_decorator()
 
     def decorate(view: F) -> F:
         if inspect.iscoroutinefunction(view):
@@ -171,6 +171,7 @@ def idempotent(
                 )
             match = request.resolver_match
             route = f"/{match.route}" if match is not None else request.path
+            chosen = keys.policy_in(request.method, request.path_info, policy)
             asked = _asked_by(keys, request, f"{request.method} {route}"[:255], chosen)
             if isinstance(asked, Answer):
                 return _response(asked)
@@ -265,8 +266,8 @@ async def _asked_async(keys: Keys, request: Any) -> Asked | Answer | None:
     if found is None:
         return None
     seen = _seen(request, found[1])
-    if seen is None:
-        return problems.too_large(found[1].most_request_bytes)
+    if isinstance(seen, Answer):
+        return seen
     if inspect.iscoroutinefunction(keys.scope):
         who = await keys.scope(request)
     else:
@@ -277,42 +278,48 @@ async def _asked_async(keys: Keys, request: Any) -> Asked | Answer | None:
 def _found(keys: Keys, request: Any) -> tuple[str, Policy] | None:
     setattr(request, STATE, Turn(None))
     found = keys.find(request.method, request.path_info)
-    if found is None or found[1].mode != "external" or _is_decorated(request):
+    if found is None:
         return None
-    return found
-
-
-def _is_decorated(request: Any) -> bool:
-    """Whether the view claims its key itself."""
     try:
         view = resolve(request.path_info, getattr(request, "urlconf", None)).func
     except Resolver404:
-        return False
-    return getattr(view, _DECORATED, False)
+        return found if found[1].mode == "external" else None
+    if getattr(view, _DECORATED, False):
+        return None  # it claims its key itself
+    if found[1].mode == "same_transaction":
+        raise ConfigurationError(
+            f'{found[0]} has a policy with mode="same_transaction", and its view is not decorated: '
+            "put @idempotent(keys) on the view, or take another mode."
+        )
+    return found if found[1].mode == "external" else None
 
 
 def _asked_by(keys: Keys, request: Any, operation: str, policy: Policy) -> Asked | Answer | None:
     seen = _seen(request, policy)
-    if seen is None:
-        return problems.too_large(policy.most_request_bytes)
+    if isinstance(seen, Answer):
+        return seen
     return asked_of(seen, operation, policy, keys.scope(request))
 
 
-def _seen(request: Any, policy: Policy) -> Seen | None:
-    """None: it is too large. A body is read only where a key may be, and only up to the limit."""
+def _seen(request: Any, policy: Policy) -> Seen | Answer:
+    """The request, or what is wrong with its body: that is read only where a key may be, and only
+    up to the limit, and half of one is nobody's request."""
     headers = [(name.lower(), value) for name, value in request.headers.items()]
     query = request.META.get("QUERY_STRING", "")
-    seen = Seen(request.method, request.path_info, query, headers)
+    root = request.path[: -len(request.path_info)] if request.path_info else ""
+    seen = Seen(request.method, request.path_info, query, headers, root=root)
     if not needs_body(policy, seen):
         return seen
-    length = request.META.get("CONTENT_LENGTH") or "0"
-    if length.isdecimal() and int(length) > policy.most_request_bytes:
-        return None
+    limit, length = policy.most_request_bytes, request.META.get("CONTENT_LENGTH") or ""
+    if length.isdecimal() and int(length) > limit:
+        return problems.too_large(limit)
     try:
         body = request.body
     except RequestDataTooBig:  # Django's own limit
-        return None
-    return None if len(body) > policy.most_request_bytes else replace(seen, body=body)
+        return problems.too_large(limit)
+    if length.isdecimal() and len(body) < int(length):
+        return problems.incomplete()
+    return problems.too_large(limit) if len(body) > limit else replace(seen, body=body)
 
 
 def _answer(response: Any) -> Answer:

@@ -30,6 +30,7 @@ from postroom.idempotency.rules import (
     Verdict,
     answer_of,
     kept_headers,
+    sent_elsewhere,
     storable,
 )
 
@@ -62,6 +63,7 @@ class Asked:
     fingerprint: str
     policy: Policy
     request: bytes | None = None
+    path: str = ""  # as the client has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ def closing(
         done = yield from _again(
             lambda: store.fail(claim, "refused before it began", keep_seconds=0)
         )
-    elif storable(answer.status):
+    elif storable(answer.status) and not sent_elsewhere(answer, asked.path):
         stored = for_storing(answer, policy)
         done = yield from _again(
             lambda: store.finish(claim, stored, keep_seconds=policy.keep_seconds)

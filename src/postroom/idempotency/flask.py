@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import flask
 from werkzeug.exceptions import HTTPException
+from werkzeug.wsgi import LimitedStream
 
 from postroom.errors import WrongCall
 from postroom.idempotency import problems
@@ -47,7 +48,7 @@ def idempotent(
 
     `session` gives the session, scoped session or connection that the view works on.
     """
-    chosen = replace(policy or Policy(), mode="same_transaction")
+    keys.for_decorator()
 
     def decorate(view: F) -> F:
         @functools.wraps(view)
@@ -57,6 +58,7 @@ def idempotent(
                     "the middleware has claimed this request already: take its route out of the "
                     "policies of the middleware, or the decorator off the view"
                 )
+            chosen = keys.policy_in(flask.request.method, flask.request.path, policy)
             seen = _seen(flask.request, chosen)
             if seen is None:
                 return _response(problems.too_large(chosen.most_request_bytes))
@@ -98,10 +100,13 @@ def _seen(request: flask.Request, policy: Policy) -> Seen | None:
     seen = Seen(request.method, request.path, query, headers)
     if not needs_body(policy, seen):
         return seen
-    if (request.content_length or 0) > policy.most_request_bytes:
+    limit, environ = policy.most_request_bytes, request.environ
+    if (request.content_length or 0) > limit:
         return None
+    if environ.get("wsgi.input_terminated"):  # Flask would read whatever comes
+        environ["wsgi.input"] = LimitedStream(environ["wsgi.input"], limit + 1, is_max=True)
     body = request.get_data(cache=True)
-    return None if len(body) > policy.most_request_bytes else replace(seen, body=body)
+    return None if len(body) > limit else replace(seen, body=body)
 
 
 def _answer(response: Any) -> Answer:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ class Seen:
     query: str = ""
     headers: Sequence[tuple[str, str]] = ()
     body: bytes = field(default=b"", repr=False)
+    root: str = ""  # of the application, before its paths
 
     def header(self, name: str) -> list[str]:
         """Every value of a header."""
@@ -94,6 +95,20 @@ class Keys:
     def find(self, method: str, path: str) -> tuple[str, Policy] | None:
         """The operation and policy of a request; None: keys are none of its business."""
         return self.policies.find(method, path)
+
+    def for_decorator(self) -> None:
+        """Refuse a scope that a decorator could never learn."""
+        if self.scope is AT_CLAIM:
+            raise ConfigurationError(
+                "scope=AT_CLAIM is for routes that claim themselves: a decorator needs a function "
+                "that says whose key it is, such as lambda request: request.user.id."
+            )
+
+    def policy_in(self, method: str, path: str, given: Policy | None) -> Policy:
+        """The policy of a view that is carried out in its own transaction: the one it was given, or
+        the one that stands here for its route."""
+        found = None if given else self.find(method, path)
+        return replace(given or (found[1] if found else Policy()), mode="same_transaction")
 
     @cached_property
     def beats(self) -> Beats:
@@ -144,7 +159,7 @@ def asked_of(seen: Seen, operation: str, policy: Policy, scope: object) -> Asked
         [pair for pair in seen.headers if pair[0] in chosen],
     )
     whose = "" if scope is AT_CLAIM else scope_name(scope)
-    return Asked(Name(whose, operation, key), digest, policy)
+    return Asked(Name(whose, operation, key), digest, policy, path=seen.root + seen.path)
 
 
 def _key_of(seen: Seen, policy: Policy) -> str | None:

@@ -70,6 +70,7 @@ class Policy:
             raise ConfigurationError("wait_seconds of a policy must be zero or more.")
 
 
+_SLASHES = re.compile("/{2,}")
 _PLACE = re.compile(r"(\{[^/{}]*\})")
 
 
@@ -118,8 +119,11 @@ class Policies:
 
     def find(self, method: str, path: str) -> tuple[str, Policy] | None:
         """The operation and the policy of a request; None: keys are none of its business."""
+        method = method.upper()
+        # As generously as any router reads it: what matches too much is only protected.
+        plain = _SLASHES.sub("/", path).removesuffix("\n")
         for verb, pattern, route, policy in self._compiled:
-            if verb == method and pattern.fullmatch(path):
+            if verb == method and pattern.fullmatch(plain):
                 return route, policy
         if self.default is None or method not in METHODS:
             return None

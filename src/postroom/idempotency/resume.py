@@ -48,6 +48,7 @@ from postroom.idempotency.rules import (
     Running,
     Verdict,
     checked_key,
+    owned,
     scope_name,
 )
 from postroom.idempotency.runs import Run, ThreadRun, awaited
@@ -99,7 +100,7 @@ class _Resumable:
                 f'the route of {self.operation} needs a policy with mode="resume" and required=True'
             )
         turn.used = True
-        name = turn.asked.name._replace(operation=self.operation)
+        name = owned(turn.asked.name)._replace(operation=self.operation)
         return replace(turn.asked, name=name, request=json.dumps(input).encode())
 
     def _adopted(self, claim: Claim, record: Any) -> tuple[Asked, Mine]:

@@ -17,8 +17,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 from postroom.derivation import KEY_CHARACTERS, Part, derive_key
+from postroom.errors import ConfigurationError
 
 __all__ = [
     "Answer",
@@ -35,8 +37,10 @@ __all__ = [
     "Verdict",
     "judge",
     "kept_headers",
+    "owned",
     "parse_key",
     "scope_name",
+    "sent_elsewhere",
     "storable",
 ]
 
@@ -54,8 +58,9 @@ KEPT_HEADERS = frozenset(
 TRIES = 100
 # A later try of the same request may be answered differently, so these are not said from memory.
 _PASSING = frozenset((401, 403, 407, 408, 409, 421, 423, 424, 425, 426, 428, 429, 431, 499))
-# The request itself is to be sent elsewhere, with the same key.
-_ELSEWHERE = frozenset((301, 302, 307, 308))
+# What routers and proxies say of a request that came without a slash, or without TLS. (302 and 303
+# are what views say when they are done.)
+_ELSEWHERE = frozenset((301, 307, 308))
 _QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _BARE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _ESCAPE = re.compile(r'\\(["\\])')
@@ -79,6 +84,8 @@ def parse_key(values: Sequence[str]) -> str | None:
         text = _ESCAPE.sub(r"\1", match[1])
     elif not _BARE.fullmatch(text):
         raise BadKey("it must have 1 to 255 printable ASCII characters")
+    elif "," in text and len({part.strip() for part in text.split(",")}) == 1:
+        raise BadKey("the header was sent more than once")  # WSGI servers join such headers
     return checked_key(text)
 
 
@@ -107,6 +114,16 @@ class Name(NamedTuple):
     def derive(self, *steps: Part) -> str:
         """A key for something done on behalf of this request, such as a call to another system."""
         return derive_key(self.scope, self.operation, self.key, *steps)
+
+
+def owned(name: Name) -> Name:
+    """A name that says whose it is: one without would be everybody's."""
+    if not name.scope:
+        raise ConfigurationError(
+            "nobody has said whose key it is: keyed_session(engine, scope=Depends(user)), or "
+            "turn.belongs_to(user) before the claim"
+        )
+    return name
 
 
 class Record(NamedTuple):
@@ -226,9 +243,20 @@ def answer_of(record: Record) -> Answer:
 
 def storable(status: int) -> bool:
     """Whether an answer of this status is the answer to the same request for ever."""
-    if status in _ELSEWHERE:
-        return False
     return 200 <= status < 400 or (400 <= status < 500 and status not in _PASSING)
+
+
+def sent_elsewhere(answer: Answer, path: str) -> bool:
+    """Whether the request itself is to be sent again, to the same path in another spelling. Nobody
+    has carried it out then; any other redirect is a view's answer."""
+    if answer.status not in _ELSEWHERE:
+        return False
+    places = [value for name, value in answer.headers if name.lower() == "location"]
+    try:
+        there = [unquote(urlsplit(place).path).rstrip("/") for place in places]
+    except ValueError:
+        return False
+    return there == [path.rstrip("/")]
 
 
 def kept_headers(

@@ -17,6 +17,7 @@ from postroom.idempotency.rules import (
     Running,
     Verdict,
     judge,
+    owned,
 )
 
 __all__ = [
@@ -59,7 +60,7 @@ def claim(
     """Claim a key, or learn what became of it. Nothing is carried out without a claim."""
     token = owner or new_owner()
     values: dict[str, Value] = {
-        **name._asdict(),
+        **owned(name)._asdict(),
         "fingerprint": fingerprint,
         "mode": MODES[mode],
         "owner": token,

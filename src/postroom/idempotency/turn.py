@@ -16,7 +16,7 @@ from postroom.derivation import Part
 from postroom.errors import ConfigurationError, PublishError, WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.exchange import Asked
-from postroom.idempotency.rules import Answer, Mine, Verdict, scope_name
+from postroom.idempotency.rules import Answer, Mine, Verdict, owned, scope_name
 from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
 from postroom.idempotency.threads import answering, claiming
 from postroom.idempotency.transaction import KeyedTransaction, guard
@@ -133,11 +133,8 @@ class Turn:
     @contextmanager
     def _claiming(self) -> Iterator[None]:
         """What cannot be claimed is not carried out; without a key the error is the route's."""
-        if self.asked is not None and not self.asked.name.scope:
-            raise ConfigurationError(
-                "nobody has said whose key it is: keyed_session(engine, scope=Depends(user)), or "
-                "turn.belongs_to(user) before the session"
-            )
+        if self.asked is not None:
+            owned(self.asked.name)
         try:
             yield
         except Exception as error:

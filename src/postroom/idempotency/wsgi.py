@@ -149,8 +149,8 @@ def _carry_out(
             raise RuntimeError("the application ended without an answer")
         status, headers = told
         known = any(name.lower() == "content-length" for name, _ in headers)
-        lone = isinstance(answered, list | tuple) and len(answered) <= 1
-        streamed = first is not None and not known and not lone
+        whole = isinstance(answered, list | tuple)
+        streamed = first is not None and not known and not whole
         if first is not None and not streamed:
             for chunk in chunks:
                 parts.append(chunk)
@@ -193,7 +193,8 @@ def _seen(environ: Environ) -> Seen:
     # WSGI gives bytes of the path as latin-1.
     path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
     query = environ.get("QUERY_STRING", "")
-    return Seen(environ["REQUEST_METHOD"], path or "/", query, headers)
+    root = environ.get("SCRIPT_NAME", "").encode("latin-1").decode("utf-8", "replace")
+    return Seen(environ["REQUEST_METHOD"], path or "/", query, headers, root=root)
 
 
 def _read(environ: Environ, limit: int) -> bytes | Answer:
