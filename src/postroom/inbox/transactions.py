@@ -238,16 +238,24 @@ class Transactions:
     def _engine(self) -> AsyncEngine:
         if self._async_engine is None:
             target = self._target
-            pg = target.dialect == "postgresql"
-            prepared = 0 if self.pooled else PREPARED
             self._async_engine = create_async_engine(
                 target.url,
-                connect_args=creator(target, prepared=prepared) if pg else target.connect_args,
+                connect_args=self._connect_args(),
                 **self._isolation(),
                 **self._pool,
             )
             self._set_up(self._async_engine.sync_engine)
         return self._async_engine
+
+    def _connect_args(self) -> dict[str, Any]:
+        target = self._target
+        if target.dialect == "postgresql":
+            return creator(target, prepared=0 if self.pooled else PREPARED)
+        if target.dialect == "sqlite":
+            from postroom.databases.aiosqlite import connect
+
+            return {**target.connect_args, "async_creator_fn": connect}
+        return target.connect_args
 
     def _engine_for_threads(self) -> Engine:
         if self._sync_engine is None:
