@@ -150,3 +150,28 @@ def test_messages_come_together_with_plain_headers() -> None:
     place = ("orders.placed", "$JS.ACK.o.c.1.2.3.4.5")
     first = Arrived(*place, {"ce-id": "1", "ce-subject": "a b"}, b"first")
     assert taken == [[first, Arrived(*place, {"ce-id": "1"}, b"second")]]
+
+
+async def _feed(reader: Any, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        await reader.parse(piece)
+
+
+def test_after_something_else_messages_are_ours_again() -> None:
+    """Though what nats-py was given ended in the middle of one."""
+    client = Hearer()
+    reader = MessageReader(Parser(client), 7, client.take)
+    one = stream_message(b"x" * 100)
+    long = stream_message(b"x" * (LONG_BYTES + 1))
+    whole = one + b"PING\r\n" + one + long + 3 * one
+    pieces = [whole[at : at + 150] for at in range(0, len(whole), 150)]
+    taken = 0
+
+    def take(arrived: list[Arrived]) -> None:
+        nonlocal taken
+        taken += len(arrived)
+
+    reader._take = take
+    asyncio.run(_feed(reader, pieces))
+    assert taken == 5
+    assert len(client.heard) == 2  # the ping, and the long one

@@ -18,6 +18,7 @@ __all__ = ["AnswerReader", "MessageReader"]
 # What is longer comes in many pieces, which nats-py puts together without copying each again.
 LONG_BYTES = 128 * 1024
 _HEAD = b"NATS/1.0\r\n"
+_END = b"\r\n"
 
 
 class _Reader(Parser):
@@ -30,26 +31,33 @@ class _Reader(Parser):
         self.__dict__.update(before.__dict__)  # whatever it has of a message
 
     async def parse(self, data: bytes = b"") -> None:
-        if self.state == AWAITING_CONTROL_LINE:
-            if self.buf:
-                data = bytes(self.buf) + data
-                self.buf.clear()
-            begin, whole = self._take_ours(data)
-            if not whole:
-                self.buf.extend(data[begin:])
-                return
-            data = data[begin:]
-        await super().parse(data)
+        """nats-py is given one thing at a time, since whatever follows may be ours again."""
+        if self.buf and self.state == AWAITING_CONTROL_LINE:
+            data = bytes(self.buf) + data
+            self.buf.clear()
+        while data:
+            if self.state == AWAITING_CONTROL_LINE:
+                begin, whole = self._take_ours(data)
+                data = data[begin:]
+                if not whole:
+                    self.buf.extend(data)
+                    return
+                end = data.find(_END)
+                size = len(data) if end < 0 else end + len(_END)
+            else:
+                size = self.needed + len(_END) - len(self.buf)
+            await super().parse(data[:size])
+            data = data[size:]
 
     def _take_ours(self, data: bytes) -> tuple[int, bool]:
         """Take what `data` begins with; returns where it goes on, and whether what comes then is
-        for nats-py."""
+        for nats-py, if anything does."""
         raise NotImplementedError
 
     def _is_other(self, data: bytes, place: int) -> bool:
         """Whether what comes here is not the beginning of something of ours."""
         rest = data[place : place + MAX_CONTROL_LINE_SIZE]
-        return b"\r\n" in rest or not _begins_alike(rest, self._start)
+        return _END in rest or not _begins_alike(rest, self._start)
 
 
 class AnswerReader(_Reader):

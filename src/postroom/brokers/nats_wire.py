@@ -62,12 +62,14 @@ class Arrived(NamedTuple):
 def message_headers(raw: bytes) -> dict[str, str]:
     """The headers of a message: read by nats-py's rules, and plain, in one go."""
     found: dict[str, str] = {}
-    for line in raw.decode("utf-8", "replace").split("\r\n"):
+    text = raw.decode("utf-8", "replace")
+    odd = "%" in text or '"' in text  # else there is nothing to decode
+    for line in text.split("\r\n"):
         wire_name, colon, value = line.partition(":")
         if colon and (known := _header_name(wire_name)) is not None:
             name, encoded = known
             value = value.strip(_BLANKS)
-            found[name] = decoded(value) if encoded else value
+            found[name] = decoded(value) if odd and encoded else value
     return found
 
 
