@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from postroom.brokers.invoke import describe
 from postroom.brokers.nats_link import Link
+from postroom.brokers.nats_wire import Arrived
+from postroom.brokers.receiving import plain_headers
 from postroom.errors import Unreachable
 from postroom.signals import redact
 
@@ -37,7 +39,7 @@ class AskingLink(Link):
 
     def __init__(self, client: Any, **limits: Any) -> None:
         super().__init__(client, **limits)
-        self.on_message: Callable[[Any], None] = lambda _: None
+        self.on_message: Callable[[Arrived], None] = lambda _: None
         self._ears: dict[bytes, Callable[[Any], None]] = {}
         self._denied: dict[str, str] = {}
         self.heard_at = self._loop.time()
@@ -91,7 +93,12 @@ class AskingLink(Link):
         self._ears.pop(token, None)
 
     def _take_from_here(self) -> None:
+        from postroom.brokers.nats_reader import MessageReader  # imports nats-py
+
         self._subscription._pending_queue = _Straight(self._subscription, self._take)
+        self.client._ps = MessageReader(
+            self.client._ps, self._subscription._id, self._take_messages
+        )
 
     async def _on_message(self, message: Any) -> None:
         """What came before messages were taken straight from the socket."""
@@ -99,12 +106,22 @@ class AskingLink(Link):
 
     def _take(self, message: Any) -> None:
         """A message of a stream bears its own subject, all else that of a reply."""
+        if message.reply:
+            headers = plain_headers((message.headers or {}).items())
+            arrived = Arrived(message.subject, message.reply, headers, message.data)
+            self._take_messages([arrived])
+            return
         self.heard += 1
         self.heard_at = self._loop.time()
-        if message.reply:
-            self.on_message(message)
-        elif ear := self._ears.get(message.subject[len(self._prefix) :].encode()):
+        if ear := self._ears.get(message.subject[len(self._prefix) :].encode()):
             ear(message)
+        self.wake()
+
+    def _take_messages(self, arrived: Iterable[Arrived]) -> None:
+        self.heard += 1
+        self.heard_at = self._loop.time()
+        for each in arrived:
+            self.on_message(each)
         self.wake()
 
     async def on_error(self, error: Exception) -> None:

@@ -4,7 +4,7 @@ Promise: each message it was told to expect gets exactly one outcome, and a link
 lost: bytes that were not sent by then never are.
 
 The connection speaks to nats-py's private parts where its public ones do not serve, all in here:
-`publish` builds headers so slowly that it halves the rate, they are read as slowly, and `close`
+`publish` builds headers so slowly that it halves the rate, messages are read as slowly, and `close`
 alone waits for ever on a server that has stopped reading.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from postroom.brokers.base import Outcome, Transient, Unknown
 from postroom.brokers.invoke import describe
-from postroom.brokers.nats_wire import answer_of, header_lines
+from postroom.brokers.nats_wire import answer_of
 from postroom.messages import Message
 
 __all__ = ["Link", "Sending"]
@@ -50,7 +50,6 @@ class Link:
 
     def __init__(self, client: Any, *, inbox: str, max_rows: int, max_bytes: int) -> None:
         self.client = client
-        client._parse_header_lines = header_lines
         self.inbox = f"{inbox}.{uuid.uuid4().hex}"
         self.lost = False
         self.barred = False  # it may not listen to its own inbox
@@ -75,9 +74,9 @@ class Link:
 
     def _take_from_here(self) -> None:
         """Let answers be taken where they are read from the socket."""
-        from postroom.brokers.nats_reader import Reader  # imports nats-py
+        from postroom.brokers.nats_reader import AnswerReader  # imports nats-py
 
-        self.client._ps = Reader(self.client._ps, self._prefix, self.on_answer)
+        self.client._ps = AnswerReader(self.client._ps, self._prefix, self.on_answer)
 
     @property
     def alive(self) -> bool:

@@ -12,14 +12,13 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 from postroom.brokers.base import Transient
 from postroom.brokers.nats_ask import AskingLink, Refusal
 from postroom.brokers.nats_durable import ASK_SECONDS, Durable
 from postroom.brokers.nats_source import PATIENCE_SECONDS, Source
 from postroom.brokers.nats_tray import Receipt
-from postroom.brokers.nats_wire import no_stream
+from postroom.brokers.nats_wire import Arrived, no_stream
 from postroom.brokers.receiving import Delivery
 from postroom.errors import ConfigurationError, Unreachable
 
@@ -234,12 +233,12 @@ class NatsSubscription:
             if source.gone:
                 await self._open_source(source, link, update=False)
 
-    def _on_message(self, link: AskingLink, answer: Any) -> None:
+    def _on_message(self, link: AskingLink, answer: Arrived) -> None:
         receipt = Receipt.of(answer.reply)
         if receipt is not None and link is self._link:  # else of a connection that was given up
             source = self._sources.get(receipt.stream)
             if source is not None:
-                source.on_message(answer, receipt, link.now)
+                source.on_message(answer, receipt, link.heard_at)
 
 
 class _NoStream(Unreachable):

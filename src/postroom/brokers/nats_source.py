@@ -24,7 +24,8 @@ from typing import Any, Literal
 from postroom.brokers.nats_ask import API, AskingLink, Refusal, publication
 from postroom.brokers.nats_durable import ASK_SECONDS, GROUP, MISSING, NANO, Durable
 from postroom.brokers.nats_tray import Receipt, Tray, lost_ranges
-from postroom.brokers.receiving import Delivery, delivery
+from postroom.brokers.nats_wire import Arrived
+from postroom.brokers.receiving import Delivery, delivery_of
 
 __all__ = ["Source"]
 
@@ -95,10 +96,10 @@ class Source:
 
     # What comes.
 
-    def on_message(self, answer: Any, receipt: Receipt, now: float) -> None:
+    def on_message(self, answer: Arrived, receipt: Receipt, now: float) -> None:
         """A message of the stream."""
-        headers = dict(answer.headers or {})
-        pin = next((headers.pop(name) for name in list(headers) if name.lower() == _PIN), None)
+        headers = answer.headers
+        pin = headers.pop(_PIN, None)
         if self._pull is not None:
             self._pull.left -= 1
             if not self._pull.left:
@@ -108,17 +109,20 @@ class Source:
             self._begin_claim()
         self._template = receipt
         self._touched[receipt.sequence] = now
+        id = headers.get("ce-id") or headers.get("event_id") or receipt.unnamed
+        seen = receipt.deliveries - 1
         self._tray.arrive(
             receipt.sequence,
-            delivery(
+            delivery_of(
+                id,
                 headers,
                 answer.data,
-                topic=answer.subject,
-                source=self.stream,
-                claim=self.claim,
-                receipt=receipt,
-                unnamed=receipt.unnamed,
-                seen=receipt.deliveries - 1,
+                answer.subject,
+                None,
+                self.stream,
+                self.claim,
+                seen,
+                receipt,
             ),
         )
 

@@ -35,20 +35,20 @@ class Receipt(NamedTuple):
     durable: str
     deliveries: int
     sequence: int
-    stored_ns: int
+    stored_ns: str
 
     @classmethod
     def of(cls, subject: str) -> Receipt | None:
         """Read a subject; None if it is not one of JetStream's."""
         words = subject.split(".")
         at = 2 if len(words) == 9 else 4
-        if not subject.startswith(ACK) or len(words) < at + 7:
+        if not subject.startswith(ACK) or len(words) < at + 7 or not words[at + 5].isdigit():
             return None
         try:
-            deliveries, sequence, _, stored = map(int, words[at + 2 : at + 6])
+            deliveries, sequence = int(words[at + 2]), int(words[at + 3])
         except ValueError:
             return None
-        return cls(subject, words[at], words[at + 1], deliveries, sequence, stored)
+        return cls(subject, words[at], words[at + 1], deliveries, sequence, words[at + 5])
 
     @property
     def unnamed(self) -> str:

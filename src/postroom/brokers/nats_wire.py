@@ -8,17 +8,19 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from postroom.brokers.base import DELIVERED, Outcome, Permanent, Transient
 from postroom.brokers.invoke import describe
+from postroom.brokers.receiving import decoded, spelling
 from postroom.errors import InvalidMessage
 from postroom.messages import Message, attribute_text, check_topic, wire_headers, wire_time
 from postroom.signals import redact
 
-__all__ = ["answer_of", "header_lines", "no_stream", "publish_command"]
+__all__ = ["Arrived", "answer_of", "message_headers", "no_stream", "publish_command"]
 
 _NO_RESPONDERS = "503"
+_BLANKS = " \t\n\r\x0b\x0c"  # of bytes; text knows more
 _TOO_LARGE = {10054, 10097}  # the message, its headers
 _NEVER = {10165, 10166}  # a Nats-TTL header that is wrong, or that the stream does not allow
 # Not this message's fault: no resources, no leader, no quorum, JetStream off, store full or failed.
@@ -48,23 +50,33 @@ def publish_command(
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(head), size, head, payload)
 
 
-def header_lines(raw: bytes) -> dict[str, str]:
-    """The headers of a message, by nats-py's rules; names are few, so each is looked at once."""
+class Arrived(NamedTuple):
+    """A message of a stream, its headers plain."""
+
+    subject: str
+    reply: str
+    headers: dict[str, str]
+    data: bytes
+
+
+def message_headers(raw: bytes) -> dict[str, str]:
+    """The headers of a message: read by nats-py's rules, and plain, in one go."""
     found: dict[str, str] = {}
-    for line in raw.split(b"\r\n"):
-        name, colon, value = line.partition(b":")
-        if colon and (known := _header_name(name)) is not None:
-            found[known] = value.strip().decode("utf-8", "replace")
+    text = raw.decode("utf-8", "replace")
+    odd = "%" in text or '"' in text  # else there is nothing to decode
+    for line in text.split("\r\n"):
+        wire_name, colon, value = line.partition(":")
+        if colon and (known := _header_name(wire_name)) is not None:
+            name, encoded = known
+            value = value.strip(_BLANKS)
+            found[name] = decoded(value) if odd and encoded else value
     return found
 
 
 @functools.lru_cache(maxsize=4096)
-def _header_name(name: bytes) -> str | None:
-    try:
-        text = name.strip().decode("ascii")
-    except UnicodeDecodeError:
-        return None
-    return None if any(map(str.isspace, text)) else text
+def _header_name(name: str) -> tuple[str, bool] | None:
+    name = name.strip(_BLANKS)
+    return None if not name.isascii() or any(map(str.isspace, name)) else spelling(name)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,11 +8,21 @@ once is all that is asked of a broker, the inbox makes it once.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import unquote
 
-__all__ = ["CanReceive", "Delivery", "Subscription", "delivery"]
+__all__ = [
+    "CanReceive",
+    "Delivery",
+    "Subscription",
+    "decoded",
+    "delivery",
+    "delivery_of",
+    "plain_headers",
+    "spelling",
+]
 
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 _PREFIX = "ce-"
@@ -91,43 +101,68 @@ def delivery(
     key: str | None = None,
     seen: int = 0,
 ) -> Delivery:
-    """A delivery from what came over the wire, whoever sent it. Header names are in lower case, and
-    CloudEvents attributes are plain text under `ce-`, whatever the binding they came by.
+    """A delivery from what came over the wire, whoever sent it.
 
     `unnamed` is its id should nobody have given it one: the broker's own name for this message,
     the same each time it comes.
     """
-    known: dict[str, str] = {}
-    for name, value in headers.items():
-        name = name.lower()
-        if name.startswith(_PREFIXES):
-            name, value = _attribute(name, value)
-        known[name] = value
+    known = plain_headers(headers.items())
+    id = known.get("ce-id") or known.get("event_id") or unnamed
+    return delivery_of(id, known, payload, topic, key, source, claim, seen, receipt)
+
+
+def delivery_of(
+    id: str,
+    known: dict[str, str],
+    payload: bytes,
+    topic: str,
+    key: str | None,
+    source: str,
+    claim: int,
+    seen: int,
+    receipt: Any,
+) -> Delivery:
+    """The same from headers that are plain already."""
+    get = known.get
     return Delivery(
-        id=known.get("ce-id") or known.get("event_id") or unnamed,
-        type=known.get("ce-type") or known.get("event_type") or "",
-        topic=topic,
-        key=known.get("ce-partitionkey", key),
-        content_type=(
-            known.get("content-type") or known.get("ce-datacontenttype") or DEFAULT_CONTENT_TYPE
-        ),
-        headers=known,
-        payload=payload,
-        source=source,
-        claim=claim,
-        seen=seen,
-        receipt=receipt,
+        id,
+        get("ce-type") or get("event_type") or "",
+        topic,
+        get("ce-partitionkey", key),
+        get("content-type") or get("ce-datacontenttype") or DEFAULT_CONTENT_TYPE,
+        known,
+        payload,
+        source,
+        claim,
+        seen,
+        receipt,
     )
 
 
-def _attribute(name: str, value: str) -> tuple[str, str]:
+def plain_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Headers with names in lower case, and CloudEvents attributes as plain text under `ce-`,
+    whatever the binding they came by."""
+    known: dict[str, str] = {}
+    for wire_name, value in headers:
+        name, encoded = spelling(wire_name)
+        known[name] = decoded(value) if encoded else value
+    return known
+
+
+@lru_cache(maxsize=4096)
+def spelling(wire_name: str) -> tuple[str, bool]:
+    """How a header is called here, and whether its value may be encoded. Names are few: each is
+    looked at once."""
+    name = wire_name.lower()
     if name.startswith(_PREFIX):
-        return name, _decoded(value)
-    prefix = next(each for each in _PREFIXES if name.startswith(each))
-    return _PREFIX + name.removeprefix(prefix), value
+        return name, True
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return _PREFIX + name.removeprefix(prefix), False
+    return name, False
 
 
-def _decoded(value: str) -> str:
+def decoded(value: str) -> str:
     """The text of an attribute from HTTP or NATS: there it may be quoted, and percent-encoded."""
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = _ESCAPED.sub(r"\1", value[1:-1])

@@ -14,7 +14,9 @@ CODE_CHARACTERS = 200
 
 def storable(text: str, limit: int = ERROR_CHARACTERS) -> str:
     """Somebody else's text as every database takes it: no NUL, no lone surrogates, not too long."""
-    return text.encode("utf-8", "replace").decode().replace("\x00", "\\0")[:limit]
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode()
+    return text.replace("\x00", "\\0")[:limit]
 
 
 def add_history(

@@ -40,13 +40,18 @@ _COLLECTIONS: dict[Any, Callable[[Any], Any]] = {
 
 def plain(payload: bytes, content_type: str) -> Any:
     """JSON as Python's own values; anything else as the bytes it is."""
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if not _is_json(content_type):
         return payload
     try:
         return json.loads(payload)
     except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"the payload says it is JSON and is none: {_short(error)}") from None
+
+
+@lru_cache(maxsize=1024)
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or kind.endswith("+json")
 
 
 def decode(cls: type, value: Any) -> Any:

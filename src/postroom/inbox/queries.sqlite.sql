@@ -14,7 +14,7 @@ SELECT epoch FROM postroom_seat WHERE consumer = :consumer AND source = :source;
 
 -- name: enter
 SELECT s.source, s.epoch FROM json_each(:seats) w
-  JOIN postroom_seat s
+ CROSS JOIN postroom_seat s
     ON s.consumer = :consumer AND s.source = json_extract(w.value, '$.source')
    AND s.epoch = json_extract(w.value, '$.epoch') AND s.owner = :owner
 
@@ -31,8 +31,9 @@ SELECT :consumer, f.id, f.digest FROM postroom_fresh f;
 SELECT id FROM postroom_fresh;
 
 -- name: known
+-- CROSS: else it goes through all that the consumer remembers, with the entries inside.
 SELECT i.message_id, i.digest FROM json_each(:entries) w
-  JOIN postroom_inbox i
+ CROSS JOIN postroom_inbox i
     ON i.consumer = :consumer AND i.message_id = json_extract(w.value, '$.id')
 
 -- name: held_keys

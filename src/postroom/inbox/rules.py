@@ -145,16 +145,17 @@ class Letter(NamedTuple):
 
 def letter_of(delivery: Delivery, epoch: int = 0) -> Letter:
     """A delivery as a consumer works on it, received under this epoch of its seat."""
+    id, type, topic, key, content_type, headers, payload, *_ = delivery
     return Letter(
-        id=delivery.id,
-        record=_name(delivery.id),
-        digest=hashlib.sha256(delivery.payload).hexdigest(),
-        topic=_name(delivery.topic),
-        key=None if delivery.key is None else _name(delivery.key),
-        type=storable(delivery.type, NAME_CHARACTERS),
-        content_type=storable(delivery.content_type, NAME_CHARACTERS),
-        headers=delivery.headers,
-        payload=delivery.payload,
+        id=id,
+        record=_name(id),
+        digest=hashlib.sha256(payload).hexdigest(),
+        topic=_name(topic),
+        key=None if key is None else _name(key),
+        type=storable(type, NAME_CHARACTERS),
+        content_type=storable(content_type, NAME_CHARACTERS),
+        headers=headers,
+        payload=payload,
         delivery=delivery,
         epoch=epoch,
     )

@@ -18,6 +18,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -71,8 +72,8 @@ class AsyncTransaction:
         else:
             if self._given is None:
                 self._given = (await self.connection.get_raw_connection()).driver_connection
-            with _without_commit(self._given) as driver:
-                await function(driver)
+            with _without_commit(self._given):
+                await function(self._given)
         _check(self._transaction)
 
     async def write_out(self) -> None:
@@ -114,7 +115,7 @@ class SyncTransaction:
         self._gives = gives
         self._link = SQLAlchemyLink(connection)
         self._transaction = connection.get_transaction()
-        self._session: Session | None = None
+        self._given: Any = None
         self.committed = False
 
     def carry_out(self, flow: Flow[T]) -> T:
@@ -124,20 +125,22 @@ class SyncTransaction:
     def call(self, function: Callable[[Any], Any]) -> None:
         """Call a function with what the user wants to be given."""
         if self._gives == "session":
-            if self._session is None:
-                self._session = Session(self.connection, expire_on_commit=False)
-            function(self._session)
+            if self._given is None:
+                self._given = Session(self.connection, expire_on_commit=False)
+            function(self._given)
         elif self._gives == "connection":
             function(self.connection)
         else:
-            with _without_commit(self.connection.connection.driver_connection) as driver:
-                function(driver)
+            if self._given is None:
+                self._given = self.connection.connection.driver_connection
+            with _without_commit(self._given):
+                function(self._given)
         _check(self._transaction)
 
     def write_out(self) -> None:
         """As above."""
-        if self._session is not None:
-            self._session.commit()
+        if isinstance(self._given, Session):
+            self._given.commit()
             _check(self._transaction)
 
     def commit(self) -> None:
@@ -150,9 +153,9 @@ class SyncTransaction:
 
     def release(self) -> None:
         """As above."""
-        if self._session is not None:
+        if isinstance(self._given, Session):
             with suppress(Exception):
-                self._session.close()
+                self._given.close()
 
     @property
     def broken(self) -> bool:
@@ -235,16 +238,24 @@ class Transactions:
     def _engine(self) -> AsyncEngine:
         if self._async_engine is None:
             target = self._target
-            pg = target.dialect == "postgresql"
-            prepared = 0 if self.pooled else PREPARED
             self._async_engine = create_async_engine(
                 target.url,
-                connect_args=creator(target, prepared=prepared) if pg else target.connect_args,
+                connect_args=self._connect_args(),
                 **self._isolation(),
                 **self._pool,
             )
             self._set_up(self._async_engine.sync_engine)
         return self._async_engine
+
+    def _connect_args(self) -> dict[str, Any]:
+        target = self._target
+        if target.dialect == "postgresql":
+            return creator(target, prepared=0 if self.pooled else PREPARED)
+        if target.dialect == "sqlite":
+            from postroom.databases.aiosqlite import connect
+
+            return {**target.connect_args, "async_creator_fn": connect}
+        return target.connect_args
 
     def _engine_for_threads(self) -> Engine:
         if self._sync_engine is None:
@@ -305,20 +316,37 @@ def _refuse(*_: Any) -> None:
     )
 
 
-@contextmanager
-def _without_commit(driver: Any) -> Iterator[Any]:
+def _without_commit(driver: Any) -> AbstractContextManager[None]:
     """A driver's own connection whose `commit` and `rollback` are refused meanwhile. Where its
-    class is sealed, as asyncmy's is, its user must know."""
-    hidden = []
-    for name in ("commit", "rollback"):
-        with suppress(AttributeError, TypeError):
-            if hasattr(driver, name):
-                setattr(driver, name, _refuse)
-                hidden.append(name)
+    class is sealed, as those of asyncmy and sqlite3 are, its user must know."""
+    names = _hideable.get(type(driver))
+    if names is None:
+        names = _hideable[type(driver)] = tuple(filter(partial(_can_hide, driver), _ENDS))
+    return _hidden(driver, names) if names else _NOTHING_HIDDEN
+
+
+_ENDS = ("commit", "rollback")
+_NOTHING_HIDDEN = nullcontext()
+_hideable: dict[type, tuple[str, ...]] = {}  # of each class of connection
+
+
+def _can_hide(driver: Any, name: str) -> bool:
     try:
-        yield driver
+        setattr(driver, name, getattr(driver, name))
+        delattr(driver, name)
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+@contextmanager
+def _hidden(driver: Any, names: tuple[str, ...]) -> Iterator[None]:
+    for name in names:
+        setattr(driver, name, _refuse)
+    try:
+        yield
     finally:
-        for name in hidden:
+        for name in names:
             delattr(driver, name)
 
 

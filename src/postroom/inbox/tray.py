@@ -158,7 +158,7 @@ class Tray:
         await self._work(self._receive(idle), idle)
 
     async def _work(self, receiving: Any, idle: asyncio.Event | None) -> None:
-        self._queues = [asyncio.Queue() for _ in range(self.settings.concurrency)]
+        self._queues = [asyncio.Queue() for _ in range(self._workers())]
         receive = asyncio.create_task(receiving, name="receive")
         working = [
             asyncio.create_task(self._keep_retrying(idle), name="retry"),
@@ -193,6 +193,11 @@ class Tray:
             for task in [stop, other, *tasks]:
                 task.cancel()
             await asyncio.gather(stop, other, *tasks, return_exceptions=True)
+
+    def _workers(self) -> int:
+        """SQLite has one writer at a time: several would only wait for each other, with less in
+        each transaction."""
+        return 1 if self.consumer.database.dialect == "sqlite" else self.settings.concurrency
 
     async def _end(
         self,
