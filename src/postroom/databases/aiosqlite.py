@@ -47,11 +47,13 @@ class _Connection(aiosqlite.Connection):
             fn = partial(_close_first, closing, fn)
         return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
 
-    def stop(self) -> asyncio.Future[Any] | None:
-        for cursor in self.closing:  # an open one would keep the lock of a closed connection
-            self._tx.put_nowait((None, cursor.close))
-        self.closing = []
-        return super().stop()
+    if hasattr(aiosqlite.Connection, "stop"):  # since 0.22
+
+        def stop(self) -> asyncio.Future[Any] | None:
+            for cursor in self.closing:  # an open one would keep the lock of a closed connection
+                self._tx.put_nowait((None, cursor.close))
+            self.closing = []
+            return super().stop()
 
 
 class _Cursor(aiosqlite.Cursor):
