@@ -137,6 +137,13 @@ def test_a_long_list_is_counted_in_the_log_and_whole_for_listeners(
     assert len(heard[0][1]["ages_seconds"]) == 50
 
 
+def test_a_line_of_text_has_nothing_that_a_terminal_acts_on() -> None:
+    with Log(TextFormatter()) as log:
+        signals.emit("notify.lost", error="\x1b[31m\x07 \x9b31m\x85\x7f\u2028\u2029 end")
+    assert log.lines[0].isprintable(), log.lines
+    assert log.lines[0].endswith(r"\x1b[31m\x07 \x9b31m\x85\x7f\u2028\u2029 end")
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -200,7 +200,7 @@ _OPTION = re.compile(
     r"(?P<value>'[^']*'|\"(?:[^\"\\]|\\[\s\S])*\"|\"[^\"]*\"|[^\s&;,'\"]+)"
 )
 _BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[^\s'\"]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _DATABASES = ("postgres", "mysql", "mariadb", "sqlite")
 
 
