@@ -13,6 +13,8 @@ import pytest
 from gateway_tools import LIMIT, ORDER, WAIT, House, place
 
 from helpers import eventually
+from postroom.errors import ConfigurationError
+from postroom.gateway import create_app, tokens_from
 from postroom.gateway.exchange import REASONS
 from postroom.ops.logs import JsonFormatter
 from served import Served
@@ -257,6 +259,19 @@ def test_a_client_sees_its_own_orders_alone(house: House) -> None:
         assert mine.json()["order"]["quantity"] == 5
         assert client.get("/do/order/k1", headers=ada).json()["order"]["quantity"] == 100
         assert client.get("/openapi.json").json()["security"] == [{"token": []}]
+
+
+def test_while_a_secret_is_replaced_both_are_good(sqlite_house: House) -> None:
+    with sqlite_house.gateway(None, tokens=tokens_from("ada=old bob=other ada=new")) as client:
+        old, new, other = ({"Authorization": f"Bearer {word}"} for word in ("old", "new", "other"))
+        assert place(client, headers=old).status_code == 202
+        assert place(client, headers=new).status_code == 200, "the same client, the same order"
+        assert client.get("/do/order/k1", headers=other).status_code == 404
+
+
+def test_a_client_without_a_secret_does_not_open_the_gateway_to_all() -> None:
+    with pytest.raises(ConfigurationError, match="no secret"):
+        create_app("sqlite:///gateway.db", tokens={"ada": []})
 
 
 @pytest.mark.parametrize(

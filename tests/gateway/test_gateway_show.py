@@ -107,7 +107,8 @@ def test_manners_are_spelled_as_they_are_read() -> None:
 
 
 def test_tokens_are_read_and_never_shown() -> None:
-    assert tokens_from("ada=s3cr3t bob=x=y") == {"ada": "s3cr3t", "bob": "x=y"}
+    assert tokens_from("ada=s3cr3t bob=x=y") == {"ada": ["s3cr3t"], "bob": ["x=y"]}
+    assert tokens_from("ada=old bob=x ada=new") == {"ada": ["old", "new"], "bob": ["x"]}
     assert tokens_from(None) == {}
     with pytest.raises(ConfigurationError) as error:
         tokens_from("ada=ok canary")

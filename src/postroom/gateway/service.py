@@ -15,13 +15,19 @@ import hmac
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from postroom import signals
-from postroom.errors import InvalidMessage, MissingDriver, PostroomError, Unreachable
+from postroom.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    MissingDriver,
+    PostroomError,
+    Unreachable,
+)
 from postroom.gateway import TOKENS, orders
 from postroom.gateway.counter import Counter
 from postroom.gateway.openapi import document
@@ -74,7 +80,7 @@ def create_app(
     database: str,
     adapter: str | Mapping[str, str] | Routes | None = None,
     *,
-    tokens: Mapping[str, str] | None = None,
+    tokens: Mapping[str, str | Sequence[str]] | None = None,
     connections: int = 8,
     patience_seconds: float = 5.0,
     settings: RelaySettings | None = None,
@@ -83,9 +89,9 @@ def create_app(
     """The gateway on a database that has Postroom's tables.
 
     `adapter` is where the relay sends orders, such as `call:module:function`; without one some
-    other process must run a relay. `tokens` maps names of clients to their secrets: each then sees
-    its own orders alone. A request waits `patience_seconds` for the database, then is told so.
-    What else is given goes to the `Relay`.
+    other process must run a relay. `tokens` maps names of clients to their secrets, one or several:
+    each then sees its own orders alone. A request waits `patience_seconds` for the database, then
+    is told so. What else is given goes to the `Relay`.
     """
     counter = Counter(database, connections=connections, patience_seconds=patience_seconds)
     gateway = Gateway(counter, tokens or {})
@@ -125,9 +131,15 @@ def create_app(
 class Gateway:
     """What the routes do."""
 
-    def __init__(self, counter: Counter, tokens: Mapping[str, str]) -> None:
+    def __init__(self, counter: Counter, tokens: Mapping[str, str | Sequence[str]]) -> None:
         self.counter = counter
-        self._tokens = {name: _hashed(secret) for name, secret in tokens.items()}
+        self._tokens = [
+            (name, _hashed(secret))
+            for name, given in tokens.items()
+            for secret in ([given] if isinstance(given, str) else given)
+        ]
+        if tokens and not self._tokens:
+            raise ConfigurationError("tokens names clients that have no secret: give each one.")
         self._waiting = 0
 
     async def place(self, call: Call) -> Response:
@@ -214,7 +226,7 @@ class Gateway:
             return SCOPE
         kind, _, token = call.headers.get("authorization", "").partition(" ")
         given = _hashed(token.strip())
-        owners = [n for n, known in self._tokens.items() if hmac.compare_digest(known, given)]
+        owners = [n for n, known in self._tokens if hmac.compare_digest(known, given)]
         if kind.lower() != "bearer" or not owners:
             raise Problem(401, "unauthorized", "a bearer token is needed that somebody has")
         return scope_name((SCOPE, owners[0]))
