@@ -54,6 +54,17 @@ def test_a_name_that_others_chose_does_nothing_to_a_terminal(house: House, here:
         assert text.strip("\n").isprintable(), text
 
 
+def test_what_is_in_doubt_catches_the_eye(
+    house: House, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_some(house.url)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = here("keys", "list", "--database", house.url).stdout
+    assert "\x1b[1;31mindeterminate" in text
+
+
 def test_from_list_to_resolve(house: House, here: Here) -> None:
     url = ("--database", house.url)
     assert here("keys", "list", *url).stdout == "There are no keys.\n"

@@ -133,8 +133,8 @@ class Console:
             print(in_json(fields))
             return
         history = fields.pop("history", None) or []
-        shown = [(name, _text(value)) for name, value in fields.items() if value not in (None, "")]
-        self.table(None, ("field", "value"), shown)
+        rows = [(name, _text(value)) for name, value in fields.items() if value not in (None, "")]
+        self.table(None, ("field", "value"), rows)
         if history:
             print("\nattempts")
             columns = ("attempt", "at", "code", "error", "worker")
@@ -188,7 +188,7 @@ def _text(value: object) -> str:
 
 
 def _style(column: str, cell: object) -> str:
-    return STYLES.get(str(cell), "") if column in ("state", "") else ""
+    return STYLES.get(str(cell), "") if column in ("state", "status", "") else ""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
