@@ -137,13 +137,37 @@ def test_a_long_list_is_counted_in_the_log_and_whole_for_listeners(
     assert len(heard[0][1]["ages_seconds"]) == 50
 
 
+def test_a_line_of_text_has_nothing_that_a_terminal_acts_on() -> None:
+    with Log(TextFormatter()) as log:
+        signals.emit("notify.lost", error="\x1b[31m\x07 \x9b31m\x85\x7f\u2028\u2029 end")
+    assert log.lines[0].isprintable(), log.lines
+    assert log.lines[0].endswith(r"\x1b[31m\x07 \x9b31m\x85\x7f\u2028\u2029 end")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"token":"CANARY","n":1}', '{"token":"***","n":1}'),
+        ('{"token":"CAN\\"ARY"}', '{"token":"***"}'),
+        ('password="CANARY\\" user=x', 'password="***" user=x'),
+        ("{'api_key': 'CANARY'}", "{'api_key': '***'}"),
+        ('{"n":[{"token_id":1770}]}', '{"n":[{"token_id":***}]}'),
+        ("password=CAN}AR]Y user=x", "password=*** user=x"),
+        ("?token=CANARY&n=1", "?token=***&n=1"),
+    ],
+)
+def test_what_is_around_a_secret_stays(text: str, shown: str) -> None:
+    assert signals.redact(text) == shown
+    assert signals.redact(shown) == shown, "a text may pass more than once"
+
+
 def test_a_long_text_costs_no_more_than_its_length() -> None:
     def seconds(text: str) -> float:
         begun = time.process_time()
         signals.redact(text)
         return time.process_time() - begun
 
-    for unit in ("x", "é", "token = ", "word "):
+    for unit in ("x", "é", "token = ", "word ", "token=]", 'token="\\', "token=}x"):
         few, many = unit * (20_000 // len(unit)), unit * (200_000 // len(unit))
         assert seconds(many) < 40 * seconds(few) + 0.5, unit
     assert signals.redact("9" * 50 + f"x9nats://u:{CANARY}@h").endswith("nats://u:***@h")

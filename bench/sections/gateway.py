@@ -102,7 +102,7 @@ async def _load(port: int, count: int, prefix: str) -> float:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in todo:
             head = (
-                "POST /do/order HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+                "POST /do/order HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 f"Idempotency-Key: {prefix}-{number}\r\nContent-Length: {len(body)}\r\n\r\n"
             )
             writer.write(head.encode() + body)

@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-__all__ = ["SIGNALS", "Listener", "check_fields", "emit", "heard", "listen", "redact"]
+__all__ = [
+    "SIGNALS",
+    "Listener",
+    "check_fields",
+    "emit",
+    "heard",
+    "listen",
+    "names_secret",
+    "redact",
+]
 
 Listener: TypeAlias = Callable[[str, dict[str, Any]], None]
 
@@ -184,12 +193,14 @@ def _who_wants(name: str) -> list[Listener]:
 # Up to the last @ of the word: a password may hold one itself, or a slash. A scheme is short and an
 # option begins where its word does, so that a long text costs no more than its length.
 _USERINFO = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]{0,30})://(?P<who>[^\s'\"<>,]*)@")
+_TELLING = r"(?:passw(?:or)?d|passfile|pwd|secret|token|api[-_]?key|access[-_]?key)"
+_TELLING_NAME = re.compile(_TELLING, re.IGNORECASE)
 _OPTION = re.compile(
-    r"(?i)(?<![\w-])(?P<name>[\w-]*(?:passw(?:or)?d|passfile|pwd|secret|token|api[-_]?key|access[-_]?key)[\w-]*)"
-    r"(?P<sep>['\"]?\s*[=:]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)"
+    rf"(?i)(?<![\w-])(?P<name>[\w-]*{_TELLING}[\w-]*)(?P<sep>['\"]?\s*[=:]\s*)"
+    r"(?P<value>'[^']*'|\"(?:[^\"\\]|\\[\s\S])*\"|\"[^\"]*\"|[^\s&;,'\"]+)"
 )
 _BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[^\s'\"]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _DATABASES = ("postgres", "mysql", "mariadb", "sqlite")
 
 
@@ -200,8 +211,22 @@ def _safe_name(text: str) -> str:
 
 def redact(text: str) -> str:
     """The text without passwords and tokens: in URLs, in options and in query strings."""
-    text = _OPTION.sub(r"\g<name>\g<sep>***", _USERINFO.sub(_hide, text))
+    text = _OPTION.sub(_hide_value, _USERINFO.sub(_hide, text))
     return _BEARER.sub(r"\g<kind> ***", text)
+
+
+def names_secret(name: str) -> bool:
+    """Whether what is called so is a password or a token, by its name."""
+    return _TELLING_NAME.search(name) is not None
+
+
+def _hide_value(match: re.Match[str]) -> str:
+    """What is around a secret stays, so that a document is still one."""
+    value = match["value"]
+    quote = value[0] if value[0] in "'\"" else ""
+    # Only at its end: a password may hold a bracket itself.
+    closing = "" if quote else value[len(value.rstrip("}]")) :]
+    return f"{match['name']}{match['sep']}{quote}***{quote}{closing}"
 
 
 def _hide(match: re.Match[str]) -> str:

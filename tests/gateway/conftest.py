@@ -17,3 +17,11 @@ def house(
 ) -> Iterator[House]:
     """The test runs once on each kind of database."""
     yield from make_house(stages[request.param], tmp_path_factory.mktemp("house"), monkeypatch)
+
+
+@pytest.fixture
+def sqlite_house(
+    stages: Stages, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[House]:
+    """For what has nothing to do with the kind of database."""
+    yield from make_house(stages["sqlite"], tmp_path_factory.mktemp("house"), monkeypatch)

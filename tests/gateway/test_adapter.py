@@ -64,6 +64,13 @@ def kind(outcome: Outcome) -> tuple[Any, ...]:
         (409, BOOKED, (Delivered, None, None)),
         (422, REJECTED, (Permanent, "market_closed", None)),
         (403, REJECTED, (Permanent, "market_closed", None)),
+        (400, '{"reason_code": "bad_order"}', (Permanent, "bad_order", None)),
+        (400, '{"status": "rejected"}', (Permanent, "rejected", None)),
+        *(
+            (status, text, (Unknown, f"http_{status}", None))
+            for status in (400, 402, 406, 410, 413, 415, 422)
+            for text in ("<html>a load balancer</html>", '{"message": "no"}', "[]")
+        ),
         (503, BUSY, (Transient, "busy", None)),
         (429, "slow down", (Transient, "busy", None)),
         (503, PROXY, (Unknown, "http_503", None)),

@@ -13,11 +13,14 @@ import pytest
 from gateway_tools import LIMIT, ORDER, WAIT, House, place
 
 from helpers import eventually
+from postroom.errors import ConfigurationError
+from postroom.gateway import create_app, tokens_from
 from postroom.gateway.exchange import REASONS
 from postroom.ops.logs import JsonFormatter
 from served import Served
 
 CANARY = "canary-s3cr3t"
+JSON = {"Content-Type": "application/json"}
 KEYS, EACH = (1000, 100) if os.environ.get("POSTROOM_GUARANTEES") == "big" else (1, 100)
 
 
@@ -256,6 +259,61 @@ def test_a_client_sees_its_own_orders_alone(house: House) -> None:
         assert mine.json()["order"]["quantity"] == 5
         assert client.get("/do/order/k1", headers=ada).json()["order"]["quantity"] == 100
         assert client.get("/openapi.json").json()["security"] == [{"token": []}]
+
+
+def test_while_a_secret_is_replaced_both_are_good(sqlite_house: House) -> None:
+    with sqlite_house.gateway(None, tokens=tokens_from("ada=old bob=other ada=new")) as client:
+        old, new, other = ({"Authorization": f"Bearer {word}"} for word in ("old", "new", "other"))
+        assert place(client, headers=old).status_code == 202
+        assert place(client, headers=new).status_code == 200, "the same client, the same order"
+        assert client.get("/do/order/k1", headers=other).status_code == 404
+
+
+def test_a_client_without_a_secret_does_not_open_the_gateway_to_all() -> None:
+    with pytest.raises(ConfigurationError, match="no secret"):
+        create_app("sqlite:///gateway.db", tokens={"ada": []})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "kind"),
+    [
+        ({}, 415, "not-json"),
+        ({"Content-Type": "text/plain;charset=UTF-8"}, 415, "not-json"),
+        ({"Content-Type": "application/jsonp"}, 415, "not-json"),
+        ({**JSON, "Sec-Fetch-Site": "cross-site"}, 403, "cross-site"),
+        ({**JSON, "Host": "rebind.example:8080"}, 421, "wrong-host"),
+        ({**JSON, "Host": "127.0.0.1.rebind.example"}, 421, "wrong-host"),
+        ({**JSON, "Host": "[::1"}, 421, "wrong-host"),
+        ({**JSON, "Host": "Localhost:1"}, 202, None),
+        ({**JSON, "Host": "[::1]:8080"}, 202, None),
+        ({**JSON, "Sec-Fetch-Site": "same-origin"}, 202, None),
+        ({"Content-Type": "application/vnd.order+json; charset=utf-8"}, 202, None),
+    ],
+)
+def test_a_page_in_a_browser_places_no_order(
+    sqlite_house: House, headers: dict[str, str], status: int, kind: str | None
+) -> None:
+    body = json.dumps(ORDER | {"idempotency_key": "k1"}).encode()
+    with sqlite_house.gateway(None) as client:
+        answer = client.post("/do/order", content=body, headers=headers)
+        assert answer.status_code == status
+        assert (
+            str(status)
+            in client.get("/openapi.json").json()["paths"]["/do/order"]["post"]["responses"]
+        )
+        if kind is not None:
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["type"] == f"urn:postroom:problem:{kind}"
+            assert sqlite_house.entries() == {}
+        if status in (403, 421):
+            assert client.get("/do/order/k1", headers=headers).status_code == status
+
+
+def test_with_tokens_it_may_be_called_by_any_name(sqlite_house: House) -> None:
+    with sqlite_house.gateway(None, tokens={"ada": "ada-secret"}) as client:
+        headers = {"Authorization": "Bearer ada-secret", "Host": "orders.example"}
+        assert place(client, headers=headers).status_code == 202
+        assert place(client, headers=headers | {"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 
 def test_logs_have_their_fields_and_nothing_holds_a_secret(

@@ -26,6 +26,45 @@ def make_some(url: str) -> None:
     keys.close()
 
 
+HOSTILE = "POST /x/\x1b]0;pwned\x07\x1b[2Jok\nPOST /pay fake \x9b31m\u202e"
+
+
+def test_a_name_that_others_chose_does_nothing_to_a_terminal(house: House, here: Here) -> None:
+    """Such as a path: without a policy the operation is the path, decoded."""
+    keys = Keys(house.url, scope=SHARED)
+
+    @idempotent(HOSTILE, key="order", keys=keys)
+    def charge(order: str) -> str:
+        return order
+
+    charge("17")
+    keys.close()
+    url = ("--database", house.url)
+    told = [here("keys", "list", *url), here("keys", "show", HOSTILE, "17", *url)]
+    for done in told:
+        assert all(line.isprintable() for line in done.stdout.split("\n")), done.stdout
+        assert r"\x1b]0;pwned\x07\x1b[2Jok\nPOST /pay fake \x9b31m\u202e" in done.stdout
+    told = [here("keys", "show", HOSTILE, "none", *url)]
+    assert told[0].returncode != 0
+    assert told[0].stderr.strip("\n").isprintable(), told[0].stderr
+    for words in (("list",), ("show", HOSTILE, "17")):
+        text = here("keys", *words, *url, "--json").stdout
+        document = json.loads(text)
+        assert (document[0] if words == ("list",) else document)["operation"] == HOSTILE
+        assert text.strip("\n").isprintable(), text
+
+
+def test_what_is_in_doubt_catches_the_eye(
+    house: House, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_some(house.url)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = here("keys", "list", "--database", house.url).stdout
+    assert "\x1b[1;31mindeterminate" in text
+
+
 def test_from_list_to_resolve(house: House, here: Here) -> None:
     url = ("--database", house.url)
     assert here("keys", "list", *url).stdout == "There are no keys.\n"

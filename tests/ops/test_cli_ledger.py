@@ -24,13 +24,15 @@ URL = "memory://silent"
 class Silent:
     """Says nothing, ever."""
 
+    text = "no answer"
+
     def __init__(self) -> None:
         from postroom.brokers.base import Capabilities
 
         self.capabilities = Capabilities()
 
     async def send(self, batch: object, *, epoch: int = 0) -> list[Unknown]:
-        return [Unknown("timeout", "no answer")] * len(batch)  # type: ignore[arg-type]
+        return [Unknown("timeout", self.text)] * len(batch)  # type: ignore[arg-type]
 
     async def ping(self) -> None: ...
     async def close(self) -> None: ...
@@ -53,9 +55,10 @@ def accept(house: House, key: str, scope: str = "requests") -> Entry:
     return receipt.entry
 
 
-async def give_up(house: House) -> None:
+async def give_up(house: House, broker: Silent | None = None) -> None:
     """Let a relay try once, and bury what gets no answer."""
-    relay = Relay(house.url, URL, brokers={URL: Silent()}, retry=RetryPolicy((1.0,), attempts=1))  # type: ignore[dict-item]
+    brokers = {URL: broker or Silent()}
+    relay = Relay(house.url, URL, brokers=brokers, retry=RetryPolicy((1.0,), attempts=1))  # type: ignore[dict-item]
     await relay.drain_once()
 
 
@@ -87,6 +90,16 @@ def test_listed_and_shown(house: House, here: Here) -> None:
         shown = json.loads(here("ledger", "show", name, *database).stdout)
         assert (shown["key"], shown["request"], shown["finished"]) == ("k1", {"n": 1}, False)
     assert "accepted" in here("ledger", "list", "--database", house.url).stdout
+
+
+async def test_what_an_exchange_says_does_nothing_to_a_terminal(house: House, here: Here) -> None:
+    accept(house, "k1")
+    broker = Silent()
+    broker.text = "\x1b[2J\x9b31m no\nk2 succeeded"
+    await give_up(house, broker)
+    done = await asyncio.to_thread(here, "ledger", "show", "k1", "--database", house.url)
+    assert all(line.isprintable() for line in done.stdout.split("\n")), done.stdout
+    assert r"\x1b[2J\x9b31m no\nk2 succeeded" in done.stdout
 
 
 def test_a_key_of_two_scopes_needs_to_be_told(house: House, here: Here) -> None:

@@ -27,15 +27,18 @@ __all__ = ["create_app", "tokens_from"]
 TOKENS = "POSTROOM_GATEWAY_TOKENS"
 
 
-def tokens_from(text: str | None) -> dict[str, str]:
-    """Clients and their secrets from `ada=secret bob=other`; nothing: nobody needs one."""
-    tokens: dict[str, str] = {}
+def tokens_from(text: str | None) -> dict[str, list[str]]:
+    """Clients and their secrets from `ada=secret bob=other`; nothing: nobody needs one.
+
+    A name may come more than once: while a secret is replaced, both are good.
+    """
+    tokens: dict[str, list[str]] = {}
     for number, word in enumerate((text or "").split(), 1):
         name, _, secret = word.partition("=")
         if not name or not secret:
             # The word itself may be a secret, so it is not shown.
             raise ConfigurationError(f"word {number} of {TOKENS} must be NAME=SECRET.")
-        tokens[name] = secret
+        tokens.setdefault(name, []).append(secret)
     return tokens
 
 

@@ -53,7 +53,9 @@ async def send(message: Message) -> Outcome:
         return _told(text)
     if status == 429 or (status == 503 and said.get("reason_code") == "busy"):
         return Transient("busy", text, retry_after_seconds=_seconds(headers.get("retry-after")))
-    if status in _REJECTED or (status in _NOT_LET_IN and said.get("status") == "rejected"):
+    # A proxy's 400 or 413 is not the exchange's word: the order may have got through.
+    rejected = said.get("status") == "rejected" or ("reason_code" in said and status in _REJECTED)
+    if rejected and status in _REJECTED | _NOT_LET_IN:
         return Permanent(_reason(text), text)
     if status in _NOT_LET_IN:
         return Transient(f"http_{status}", text, down="broker")

@@ -1,4 +1,8 @@
-"""Processes of a gateway that may be killed: each is started again, and its deaths are counted."""
+"""Processes of a gateway that may be killed: each is started again, and its deaths are counted.
+
+Promise: none of them reads settings of whoever started it, neither POSTROOM_* nor a postroom.toml
+in the working directory, so that what is played never reaches a real exchange.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,10 @@ RESTART_SECONDS = 0.1
 
 
 class Child:
-    """A program that is started again whenever it dies, until `stop`."""
+    """A Python program that is started again whenever it dies, until the block ends.
+
+    Of Postroom's settings it has those of `environment` alone, and it works where its log lies.
+    """
 
     def __init__(
         self,
@@ -28,8 +35,9 @@ class Child:
     ) -> None:
         self.name = name
         self.deaths = 0
+        self.failures = 0  # deaths that nobody wanted: it ended by itself, with an error
         self._arguments = list(arguments)
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = _inherited() | dict(environment or {})
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -54,20 +62,29 @@ class Child:
         """kill -9; returns whether there was anything to kill."""
         return self._signal(signal.SIGKILL)
 
+    def last_words(self) -> str:
+        """The last line of its log; empty if it has said nothing."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = self._log.read_text("utf-8", "replace").split("\n")
+            return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return ""
+
     async def _keep(self) -> None:
         while not self._stopping:
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *self._arguments,
+                    cwd=self._log.parent,
                     env=self._environment,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                 )
-            await self._process.wait()
+            code = await self._process.wait()
             if not self._stopping:
                 self.deaths += 1
+                self.failures += code > 0  # below 0 is a signal: it was killed
                 await asyncio.sleep(RESTART_SECONDS)
 
     def _signal(self, number: signal.Signals) -> bool:
@@ -78,3 +95,14 @@ class Child:
             process.send_signal(number)
             return True
         return False
+
+
+def _inherited() -> dict[str, str]:
+    """The environment without settings of Postroom's, and with paths that mean the same elsewhere:
+    the package may be imported from the working directory, or from `PYTHONPATH=src`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTROOM_")}
+    here, home = Path.cwd(), Path(__file__).resolve().parents[2]
+    paths = [str(here / each) for each in kept.get("PYTHONPATH", "").split(os.pathsep) if each]
+    if home == here.resolve():
+        paths.append(str(home))
+    return kept | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})

@@ -55,7 +55,7 @@ def _place(secured: bool) -> dict[str, Any]:
             "400": _wrong("The body is no JSON object, or the key is missing or malformed."),
             "409": _wrong("The key belongs to another order."),
             "413": _wrong("The body is too large."),
-            "415": _wrong("The body is not application/json."),
+            "415": _wrong("Content-Type is not application/json."),
             "422": _wrong("A field is wrong; it is named."),
             **_common(secured),
         },
@@ -80,8 +80,17 @@ def _look(secured: bool) -> dict[str, Any]:
 
 
 def _common(secured: bool) -> dict[str, Any]:
-    unknown = {"401": _wrong("No token, or one that nobody has.")} if secured else {}
-    return {**unknown, "503": _wrong("The database does not answer: try again with the same key.")}
+    stranger = (
+        {"401": _wrong("No token, or one that nobody has.")}
+        if secured
+        else {"421": _wrong("`Host` is neither loopback nor the address it serves.")}
+    )
+    page = {"403": _wrong("A browser sent it for a page of another site.")}
+    return {
+        **stranger,
+        **page,
+        "503": _wrong("The database does not answer: try again with the same key."),
+    }
 
 
 def _wait() -> dict[str, Any]:

@@ -15,16 +15,23 @@ import hmac
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from postroom import signals
-from postroom.errors import InvalidMessage, MissingDriver, PostroomError, Unreachable
-from postroom.gateway import orders
+from postroom.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    MissingDriver,
+    PostroomError,
+    Unreachable,
+)
+from postroom.gateway import TOKENS, orders
 from postroom.gateway.counter import Counter
 from postroom.gateway.openapi import document
+from postroom.gateway.serving import is_loopback
 from postroom.idempotency.problems import HEADER, MEDIA_TYPE, PROBLEMS, REPLAYED
 from postroom.idempotency.rules import BadKey, checked_key, parse_key, scope_name
 from postroom.ledger.rules import Entry
@@ -56,6 +63,7 @@ FIELD = "idempotency_key"
 MOST_WAIT_SECONDS = 30.0
 MOST_WAITING = 1000
 WAIT = r"-?[0-9]{1,20}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,3})?"
+JSON_TYPE = r"application/([!#$&^_.+a-z0-9-]+\+)?json"
 LOOK_FIRST_SECONDS = 0.01
 LOOK_MOST_SECONDS = 0.2
 
@@ -72,7 +80,7 @@ def create_app(
     database: str,
     adapter: str | Mapping[str, str] | Routes | None = None,
     *,
-    tokens: Mapping[str, str] | None = None,
+    tokens: Mapping[str, str | Sequence[str]] | None = None,
     connections: int = 8,
     patience_seconds: float = 5.0,
     settings: RelaySettings | None = None,
@@ -81,9 +89,9 @@ def create_app(
     """The gateway on a database that has Postroom's tables.
 
     `adapter` is where the relay sends orders, such as `call:module:function`; without one some
-    other process must run a relay. `tokens` maps names of clients to their secrets: each then sees
-    its own orders alone. A request waits `patience_seconds` for the database, then is told so.
-    What else is given goes to the `Relay`.
+    other process must run a relay. `tokens` maps names of clients to their secrets, one or several:
+    each then sees its own orders alone. A request waits `patience_seconds` for the database, then
+    is told so. What else is given goes to the `Relay`.
     """
     counter = Counter(database, connections=connections, patience_seconds=patience_seconds)
     gateway = Gateway(counter, tokens or {})
@@ -123,9 +131,15 @@ def create_app(
 class Gateway:
     """What the routes do."""
 
-    def __init__(self, counter: Counter, tokens: Mapping[str, str]) -> None:
+    def __init__(self, counter: Counter, tokens: Mapping[str, str | Sequence[str]]) -> None:
         self.counter = counter
-        self._tokens = {name: _hashed(secret) for name, secret in tokens.items()}
+        self._tokens = [
+            (name, _hashed(secret))
+            for name, given in tokens.items()
+            for secret in ([given] if isinstance(given, str) else given)
+        ]
+        if tokens and not self._tokens:
+            raise ConfigurationError("tokens names clients that have no secret: give each one.")
         self._waiting = 0
 
     async def place(self, call: Call) -> Response:
@@ -203,12 +217,16 @@ class Gateway:
         return entry
 
     def _scope(self, call: Call) -> str:
-        """Whose keys these are: a client never sees another's order."""
+        """Whose keys these are: a client never sees another's order, nor does a web page that its
+        browser has open."""
+        if call.headers.get("sec-fetch-site", "").strip().lower() == "cross-site":
+            raise Problem(403, "cross-site", "a page of another site sent this: call it from yours")
         if not self._tokens:
+            _check_host(call)
             return SCOPE
         kind, _, token = call.headers.get("authorization", "").partition(" ")
         given = _hashed(token.strip())
-        owners = [n for n, known in self._tokens.items() if hmac.compare_digest(known, given)]
+        owners = [n for n, known in self._tokens if hmac.compare_digest(known, given)]
         if kind.lower() != "bearer" or not owners:
             raise Problem(401, "unauthorized", "a bearer token is needed that somebody has")
         return scope_name((SCOPE, owners[0]))
@@ -226,10 +244,28 @@ def orders_body(body: bytes) -> dict[str, Any]:
         raise Problem(400, "bad-body", str(error), *faults) from None
 
 
+def _check_host(call: Call) -> None:
+    """Raise unless it was called by an address of its own. A page whose name was made to lead here
+    is a stranger, though its browser takes it for one of ours; tokens would keep it out."""
+    name = call.headers.get("host")
+    if name is None:
+        return  # no browser leaves it out
+    try:
+        host = urlsplit(f"//{name}").hostname or ""
+    except ValueError:
+        host = ""
+    served = (call.scope.get("server") or ("",))[0]
+    if not is_loopback(host) and host != str(served).lower():
+        text = f"without tokens it is called by its address, such as 127.0.0.1, and not {name!r}"
+        raise Problem(421, "wrong-host", f"{text}; or set {TOKENS}")
+
+
 async def _read(call: Call) -> bytes:
-    kind = call.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Problem(415, "not-json", "the body must be application/json")
+    given = call.headers.get("content-type", "")
+    # Without one a browser sends a body for any page, and does not ask first.
+    if not re.fullmatch(JSON_TYPE, given.partition(";")[0].strip().lower()):
+        said = f"not {given[:100]!r}" if given else "and Content-Type must say so"
+        raise Problem(415, "not-json", f"the body must be application/json, {said}")
     body = bytearray()
     try:
         async for chunk in call.stream():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -23,7 +24,12 @@ def free_port() -> int:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach it."""
-    return host == "localhost" or host.startswith("127.") or host == "::1"
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name, even if it begins with 127.
 
 
 def listening(host: str, port: int) -> socket.socket:

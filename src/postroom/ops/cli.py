@@ -37,6 +37,7 @@ from postroom.ops.cli_common import (
     DatabaseOption,
     JsonOption,
     run,
+    shown,
 )
 from postroom.signals import redact
 
@@ -139,7 +140,7 @@ def _fail(error: Exception) -> int:
         print(redact(traceback.format_exc()), file=sys.stderr)
     sentence, code = _explain(error)
     if sentence:
-        print("postroom: " + redact(" ".join(sentence.split())), file=sys.stderr)
+        print("postroom: " + shown(redact(" ".join(sentence.split()))), file=sys.stderr)
     return code
 
 

@@ -1,8 +1,9 @@
 """What all commands share: their options, their settings, and how they answer.
 
 People get sentences and tables, programs get one JSON document with `--json`; both on stdout.
-Errors are for `cli.main` alone: a command raises, it never prints one. Nothing here imports a
-database library, so that `postroom --help` stays quick.
+Either way a terminal gets nothing that it would take for a command, whatever others have written
+into a key or an error. Errors are for `cli.main` alone: a command raises, it never prints one.
+Nothing here imports a database library, so that `postroom --help` stays quick.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ __all__ = [
     "LimitOption",
     "NeededReasonOption",
     "ReasonOption",
+    "in_json",
     "run",
+    "shown",
 ]
 
 T = TypeVar("T")
@@ -119,18 +122,19 @@ class Console:
             base=self.base() if self.base else None,
         )
 
-    def answer(self, document: Any, sentence: str) -> None:
-        """One thing to say: a document for programs, a sentence for people."""
-        print(json.dumps(document, ensure_ascii=False) if self.as_json else sentence)
+    def answer(self, document: Any, sentence: str, *, lines: bool = False) -> None:
+        """One thing to say: a document for programs, a sentence for people; with `lines` a text of
+        ours that has several."""
+        print(in_json(document) if self.as_json else sentence if lines else shown(sentence))
 
     def record(self, fields: dict[str, Any]) -> None:
         """Everything about one thing: a document for programs, a line a field for people."""
         if self.as_json:
-            print(json.dumps(fields, ensure_ascii=False))
+            print(in_json(fields))
             return
         history = fields.pop("history", None) or []
-        shown = [(name, _text(value)) for name, value in fields.items() if value not in (None, "")]
-        self.table(None, ("field", "value"), shown)
+        rows = [(name, _text(value)) for name, value in fields.items() if value not in (None, "")]
+        self.table(None, ("field", "value"), rows)
         if history:
             print("\nattempts")
             columns = ("attempt", "at", "code", "error", "worker")
@@ -141,7 +145,7 @@ class Console:
     ) -> None:
         """Many things to say: a document for programs, a table for people."""
         if self.as_json:
-            print(json.dumps(document, ensure_ascii=False))
+            print(in_json(document))
             return
         from rich.console import Console as Terminal
         from rich.table import Table
@@ -155,7 +159,7 @@ class Console:
             # As Text: a key or an error of somebody else's is never read as markup.
             table.add_row(
                 *(
-                    Text("" if cell is None else str(cell), style=_style(column, cell))
+                    Text("" if cell is None else shown(str(cell)), style=_style(column, cell))
                     for column, cell in zip(columns, row, strict=True)
                 )
             )
@@ -163,12 +167,28 @@ class Console:
         Terminal(width=None if sys.stdout.isatty() else 250).print(table)
 
 
+def shown(text: str) -> str:
+    """Somebody else's text for a terminal: what cannot be printed, such as an escape or a newline,
+    is spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def in_json(document: Any) -> str:
+    """One line of JSON; beyond what JSON wants, it escapes whatever a terminal might act on."""
+    text = json.dumps(document, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _style(column: str, cell: object) -> str:
-    return STYLES.get(str(cell), "") if column in ("state", "") else ""
+    return STYLES.get(str(cell), "") if column in ("state", "status", "") else ""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postroom.ops.cli_common import ConfigOption, Console, DatabaseOption, JsonOption, run
+from postroom.ops.cli_common import ConfigOption, Console, DatabaseOption, JsonOption, run, shown
 
 if TYPE_CHECKING:
     from postroom.databases.migrate import Change
@@ -102,7 +102,8 @@ def check(
     safe = resolve(url).safe
     console.answer(
         {"database": safe, "ok": not problems, "problems": problems},
-        "\n".join(problems) or f"{safe}: everything is there.",
+        "\n".join(map(shown, problems)) or f"{safe}: everything is there.",
+        lines=True,
     )
     if problems:
         raise typer.Exit(1)
@@ -125,7 +126,7 @@ def sql(
     console = Console.of(context, database=database, config=config, as_json=as_json)
     name = _dialect(console, dialect)
     script = migrate.sql(name, from_version)
-    console.answer({"dialect": name, "sql": script}, script)
+    console.answer({"dialect": name, "sql": script}, script, lines=True)
 
 
 @app.command()
@@ -161,7 +162,7 @@ def grants(
     names = {role: name for role, name in given.items() if name is not None}
     dialect_name = _dialect(console, dialect)
     script = migrate.grants(dialect_name, names)
-    console.answer({"dialect": dialect_name, "sql": script}, script)
+    console.answer({"dialect": dialect_name, "sql": script}, script, lines=True)
 
 
 def _dialect(console: Console, named: Dialect | None) -> str:

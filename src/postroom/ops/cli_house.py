@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,9 @@ from postroom.ops.cli_common import (
     Console,
     DatabaseOption,
     JsonOption,
+    in_json,
     run,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def verify(
             mended = run(work.mend(url, report, why=reason))
             report = run(work.verify(url, truth, tell))
     if console.as_json:
-        print(json.dumps({**report.document, "mended": mended}, ensure_ascii=False))
+        print(in_json({**report.document, "mended": mended}))
     else:
         _tell_report(report, mended)
     if not report.ok:
@@ -197,11 +198,12 @@ def _tell_finding(terminal: Any, finding: Finding) -> None:
     from rich.text import Text
 
     style = "red" if finding.level == "wrong" else "yellow"
-    line = Text(f"{finding.level}: ", style=style).append(f"{finding.text}.", style="default")
+    line = Text(f"{finding.level}: ", style=style)
+    line.append(shown(f"{finding.text}."), style="default")
     terminal.print(line, soft_wrap=True)
     for example in finding.examples[:SHOWN]:
         facts = " ".join(f"{name}={value}" for name, value in example.items() if value is not None)
-        terminal.print(Text(f"  {facts}"), soft_wrap=True)
+        terminal.print(Text(shown(f"  {facts}")), soft_wrap=True)
     if finding.count > SHOWN:
         terminal.print(Text(f"  … and {finding.count - SHOWN:,} more (--json shows up to 100)"))
     terminal.print(Text(f"  {finding.remedy}."), soft_wrap=True)
@@ -253,7 +255,7 @@ def prune(
             )
         )
     if console.as_json:
-        print(json.dumps({"dry_run": dry_run, "pruned": [asdict(one) for one in done]}))
+        print(in_json({"dry_run": dry_run, "pruned": [asdict(one) for one in done]}))
         return
     verb = "would go" if dry_run else "deleted"
     console.table(
@@ -314,7 +316,7 @@ def doctor(
         from dataclasses import asdict
 
         document = {"ok": ok, "checks": [asdict(check) for check in checks]}
-        print(json.dumps(document, ensure_ascii=False))
+        print(in_json(document))
     else:
         _tell_checks(checks)
     if not ok:
@@ -336,15 +338,15 @@ def _read_all(console: Console, url: str, where: list[str]) -> None:
 
         reading = run(look())
     if console.as_json:
-        print(json.dumps({"ok": reading.ok, **asdict(reading)}, ensure_ascii=False))
+        print(in_json({"ok": reading.ok, **asdict(reading)}))
     else:
         total = sum(reading.read.values())
         parts = ", ".join(f"{count:,} {place}" for place, count in reading.read.items() if count)
         print(f"{total:,} messages were read{f': {parts}' if parts else ''}.")
         for type, count in sorted(reading.foreign.items()):
-            print(f"{count:,} of type {type} are nobody's here.")
+            print(shown(f"{count:,} of type {type} are nobody's here."))
         for one in reading.examples:
-            print(f"wrong: {one['place']} {one['id']} {one['type']}: {one['error']}.")
+            print(shown(f"wrong: {one['place']} {one['id']} {one['type']}: {one['error']}."))
         if not reading.complete:
             print("There are more, which were not looked at.")
         print("All can be read." if reading.ok else f"{reading.unreadable:,} cannot be read.")
@@ -367,9 +369,8 @@ def _tell_checks(checks: list[Check]) -> None:
     for check in checks:
         remedy = f"; {check.remedy}" if check.remedy else ""
         style = _STYLES[check.level]
-        table.add_row(
-            Text(check.level, style=style), Text(check.name), Text(f"{check.text}{remedy}.")
-        )
+        text = Text(shown(f"{check.text}{remedy}."))
+        table.add_row(Text(check.level, style=style), Text(check.name), text)
     terminal = Terminal(highlight=False)
     terminal.print(table)
     counts = {level: sum(check.level == level for check in checks) for level in _STYLES}

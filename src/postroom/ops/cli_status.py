@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from postroom.errors import ConfigurationError
-from postroom.ops.cli_common import ConfigOption, Console, DatabaseOption, JsonOption, run
+from postroom.ops.cli_common import ConfigOption, Console, DatabaseOption, JsonOption, in_json, run
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal
@@ -47,7 +46,7 @@ def status(
         return
     state = run(actions.status(url))
     if console.as_json:
-        print(json.dumps(state, ensure_ascii=False))
+        print(in_json(state))
         return
     from rich.console import Console as Terminal
 
@@ -89,7 +88,7 @@ async def _watch(console: Console, url: str, interval: float) -> None:
 def _tell(console: Console, terminal: Terminal, frame: Frame, safe: str, interval: float) -> None:
     """One look where there is no terminal: a document a line, or a page without control codes."""
     if console.as_json:
-        print(json.dumps(frame.document, ensure_ascii=False), flush=True)
+        print(in_json(frame.document), flush=True)
         return
     terminal.print(_draw(frame, safe, interval, None))
     terminal.print()

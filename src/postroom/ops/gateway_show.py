@@ -2,7 +2,7 @@
 
 Everything is real but the customers: the gateway, its relay and the exchange are processes of their
 own, which are killed on the way, and in the end the three books (the clients', the ledger, the
-exchange's) are laid side by side.
+exchange's) are laid side by side. Nothing of it goes by settings of the place where it is played.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from postroom.databases import migrate
+from postroom.errors import PostroomError
 from postroom.gateway.children import Child
 from postroom.gateway.exchange import Book, Manners
 from postroom.gateway.load import Load
@@ -42,6 +43,7 @@ SETTINGS = {
 }
 KILL_SECONDS = 2.5
 DEADLINE_SECONDS = 600
+FALSE_STARTS = 3  # one may be an accident of a slow machine
 COLOURS = {"accepted": "cyan", "succeeded": "green", "failed": "red", "unknown": "yellow"}
 
 
@@ -95,11 +97,15 @@ class Show:
                 with Live(console=self.screen, refresh_per_second=5, transient=True) as live:
                     while not (clients.done() and self._ended() >= self.orders):
                         live.update(self._picture(load, children))
+                        self._check_start(children)
                         if clients.done() and clients.exception():
                             break
                         if time.monotonic() - self._begun > DEADLINE_SECONDS:
                             break
                         await asyncio.sleep(0.2)
+            except PostroomError:
+                clients.cancel()
+                raise
             finally:
                 killer.cancel()
             await clients
@@ -109,31 +115,33 @@ class Show:
     @asynccontextmanager
     async def _children(self, port: int, exchange_port: int) -> AsyncIterator[list[Child]]:
         database = f"sqlite:///{self.ledger}"
-        log = self.folder / "log"
         environment = SETTINGS | {"POSTROOM_EXCHANGE_URL": f"http://127.0.0.1:{exchange_port}"}
         postroom = ("-m", "postroom.ops.cli")
         adapter = ("--broker", "call:postroom.gateway.adapter:send")
         exchange = ("-m", "postroom.gateway.exchange", str(self.book), str(exchange_port))
         gateway = ("gateway", "--no-relay", "--port", str(port))
+        programs = {
+            "exchange": (*exchange, self.manners.spelled()),
+            "gateway": (*postroom, *gateway, "--database", database),
+            "relay": (*postroom, "relay", *adapter, "--database", database),
+        }
         children = [
-            Child("exchange", (*exchange, self.manners.spelled()), log=log),
-            Child(
-                "gateway",
-                (*postroom, *gateway, "--database", database),
-                environment=environment,
-                log=log,
-            ),
-            Child(
-                "relay",
-                (*postroom, "relay", *adapter, "--database", database),
-                environment=environment,
-                log=log,
-            ),
+            Child(name, program, environment=environment, log=self.folder / f"{name}.log")
+            for name, program in programs.items()
         ]
         async with AsyncExitStack() as stack:
             for child in children:
                 await stack.enter_async_context(child)
             yield children
+
+    def _check_start(self, children: list[Child]) -> None:
+        """Raise if one of them never gets as far as working: its clients would wait for nothing."""
+        for child in children:
+            if child.failures >= FALSE_STARTS and not self._ended():
+                raise PostroomError(
+                    f"The {child.name} of the show ends as soon as it starts; the last it said: "
+                    f"{child.last_words() or 'nothing'}"
+                )
 
     async def _kill(self, children: list[Child]) -> None:
         """Every few seconds, but never before something has come to its end since the last one: on

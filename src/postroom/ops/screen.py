@@ -1,7 +1,8 @@
 """What people see of `look`: tables and colours, on a page or on a live screen.
 
 Nothing here asks anything: a state goes in, something to print comes out. Text of others (names,
-errors) is always `Text`, so that it is never read as markup.
+errors) is always `Text`, so that it is never read as markup, and `shown`, so that a terminal does
+nothing it says.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from postroom.ops.cli_common import shown
 
 __all__ = ["age", "page", "screen", "span", "sparkline"]
 
@@ -181,10 +184,10 @@ def _destinations(down: Sequence[Mapping[str, Any]], most: int | None) -> Render
     for name, told in list(by_name.items())[:most]:
         first = min(told, key=lambda each: each.get("retry_in_seconds") or 0)
         line = Text(no_wrap=True, overflow="ellipsis")
-        line.append(name, style="red")
+        line.append(shown(name), style="red")
         line.append(f"  next try {age(first.get('retry_in_seconds'), 'soon')}")
-        line.append(f"  {', '.join(str(each['worker']) for each in told)}")
-        line.append(f"  {first.get('error_code')}: {first.get('error')}")
+        line.append(shown(f"  {', '.join(str(each['worker']) for each in told)}"))
+        line.append(shown(f"  {first.get('error_code')}: {first.get('error')}"))
         lines.append(line)
     return _with_rest(Group(*lines), len(by_name), most)
 
@@ -200,7 +203,7 @@ def _workers(state: State, most: int | None) -> RenderableType:
         report = worker["report"] or {}
         silent = worker["seen_seconds_ago"] > SILENT_SECONDS
         table.add_row(
-            Text(worker["name"]),
+            Text(shown(worker["name"])),
             Text(age(worker["seen_seconds_ago"]), style="red" if silent else "green"),
             Text(span(lane["lane"] for lane in own) or "none"),
             _lease(own),
@@ -245,7 +248,7 @@ def _lanes(state: State) -> RenderableType:
         owner = lane["owner_name"] or lane["owner"]
         table.add_row(
             str(lane["lane"]),
-            Text(owner or "nobody", style="" if owner else "yellow"),
+            Text(shown(owner or "nobody"), style="" if owner else "yellow"),
             str(lane["epoch"]),
             _lease([lane]),
             Text("paused" if lane["paused"] else "", style="yellow"),
