@@ -67,6 +67,9 @@ _ANSWERS = (Delivered, Transient, Permanent)
 _ROUNDS = 5  # accidents that one send outlives
 _PROBES = 250  # partitions that are tried at once
 _BREATH_SECONDS = 0.05
+# A new producer fetches its number over its first connection. Asked about topics meanwhile, it may
+# drop that connection for a better one, and tries again after half a second.
+_HEAD_START_SECONDS = 0.02
 T = TypeVar("T")
 
 
@@ -335,6 +338,7 @@ class KafkaBroker:
                 return None
             if self._failed is not None and self._failed[0] >= began:
                 return self._failed[1]  # somebody has just tried while we waited
+            await asyncio.sleep(link.born + _HEAD_START_SECONDS - self._now())
             if (producer := link.producer) is None:
                 return NOT_SENT
             seconds = max(min(CONNECT_SECONDS, deadline - began), 0.1)

@@ -154,6 +154,7 @@ class Link:
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._without_secrets = without_secrets
         self._loop = asyncio.get_running_loop()
+        self.born = self._loop.time()
         self.proof = Proof(self._loop.time)
         self.probing: set[tuple[str, int]] = set()  # partitions with a probe under way
         self._sleepers: set[asyncio.Future[None]] = set()
