@@ -25,6 +25,8 @@ CREATED_US = 1_790_000_000_000_000
 AT_ONCE = 500  # publishes under way on a channel of RabbitMQ
 PIPELINE = 500  # commands of one pipeline of Redis
 PIPELINES = 2  # one is being made while the other is being answered
+# A producer that is used at once may wait half a second for its number, as librdkafka has it.
+HEAD_START_SECONDS = 0.02
 SENDS, SEND_ROWS = 4, 1000  # of an adapter without a relay
 
 
@@ -72,6 +74,7 @@ async def kafka(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with stage.measured(found):
         producer = Producer(settings)
+        producer.poll(HEAD_START_SECONDS)
         for number, (payload, key, headers) in enumerate(records):
             while True:
                 try:

@@ -46,6 +46,7 @@ class System:
 
 OURS = System("postroom", HERE / "ours.py", sys.executable)
 CLIENTS = System("clients", HERE / "clients.py", sys.executable)
+BY_HAND = System("by hand", HERE / "by_hand.py", sys.executable)
 CONSUMERS = System("consumers", HERE / "consumers.py", sys.executable)
 
 

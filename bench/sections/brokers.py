@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from bench.figures import Figures, at_least, median
-from bench.room import CLIENTS, OURS, Room, stage
+from bench.room import BY_HAND, CLIENTS, OURS, Room, System, stage
 from servers import KafkaServer, RabbitMQServer, RedisServer, Unavailable
 
 ROUNDS = 3
@@ -34,6 +34,9 @@ class Place(NamedTuple):
     client: str
     messages: int  # so many that starting is a small part of it
     open: Callable[[], AbstractContextManager[Target]]
+    by_hand: str = (
+        ""  # what reads, sends and deletes without a relay, where there is such a program
+    )
 
 
 def brokers(room: Room) -> Figures:
@@ -57,8 +60,10 @@ def _measure(room: Room, figures: Figures, place: Place, target: Target) -> None
     ways: dict[str, Callable[[], Any]] = {
         place.client: lambda: _alone(room, place.verb, target, count),
         alone: lambda: _alone(room, "adapter", target, count),
-        ours: lambda: _relay(room, target, count),
+        ours: lambda: _drain(room, OURS, "drain", target, count),
     }
+    if place.by_hand:
+        ways[place.by_hand] = lambda: _drain(room, BY_HAND, place.verb, target, count)
     found: dict[str, list[float]] = {name: [] for name in ways}
     room.tick(f"{place.name} warms up")
     _alone(room, place.verb, target, count)
@@ -75,6 +80,9 @@ def _measure(room: Room, figures: Figures, place: Place, target: Target) -> None
         ratio = None if name == place.client else rate / rates[place.client]
         to = place.client if ratio else ""
         figures.add(name, f"{rate:,.0f}/s", ratio, to=to, bar=bars.get(name))
+    if place.by_hand:
+        ratio = rates[ours] / rates[place.by_hand]
+        figures.add(ours, f"{rates[ours]:,.0f}/s", ratio, to=place.by_hand)
 
 
 def _alone(room: Room, verb: str, target: Target, count: int) -> Any:
@@ -82,11 +90,11 @@ def _alone(room: Room, verb: str, target: Target, count: int) -> Any:
     return room.run(CLIENTS, verb, broker=target.url, messages=count)
 
 
-def _relay(room: Room, target: Target, count: int) -> Any:
+def _drain(room: Room, system: System, verb: str, target: Target, count: int) -> Any:
     target.empty()
     with room.database() as url:
         room.run(OURS, "prepare", database=url, messages=count)
-        return room.run(OURS, "drain", database=url, broker=target.url, messages=count)
+        return room.run(system, verb, database=url, broker=target.url, messages=count)
 
 
 @contextmanager
@@ -126,8 +134,9 @@ def _redis() -> Iterator[Target]:
         yield Target(server.url, lambda: client.flushall() and None)
 
 
+_BY_HAND = "asyncpg and confluent-kafka by hand, no relay"
 PLACES = (
-    Place("Kafka", "kafka", "confluent-kafka", 200_000, _kafka),
+    Place("Kafka", "kafka", "confluent-kafka", 200_000, _kafka, _BY_HAND),
     Place("RabbitMQ", "rabbitmq", "aiormq (aio-pika)", 50_000, _rabbitmq),
     Place("Redis Streams", "redis", "redis-py", 100_000, _redis),
 )

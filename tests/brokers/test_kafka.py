@@ -441,7 +441,7 @@ def _watch_window(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     def watched(link: Link, *arguments: Any) -> None:
         give(link, *arguments)
-        seen.append((link._rows, link._bytes))
+        seen.append((link.rows, link.bytes))
 
     monkeypatch.setattr(Link, "give", watched)
     return seen

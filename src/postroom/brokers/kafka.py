@@ -67,6 +67,9 @@ _ANSWERS = (Delivered, Transient, Permanent)
 _ROUNDS = 5  # accidents that one send outlives
 _PROBES = 250  # partitions that are tried at once
 _BREATH_SECONDS = 0.05
+# A new producer fetches its number over its first connection. Asked about topics meanwhile, it may
+# drop that connection for a better one, and tries again after half a second.
+_HEAD_START_SECONDS = 0.02
 T = TypeVar("T")
 
 
@@ -266,11 +269,11 @@ class KafkaBroker:
         False if the cluster gave no sign of life when it was asked for one.
         """
         echo_at = deadline - (1 - _ECHO_AT) * self._options.send_timeout_seconds
-        if await link.until(lambda: sending.answered, echo_at):
+        if await link.until_answered(sending, echo_at):
             return True
         heard = link.heard
         echo = None if link.lost else asyncio.ensure_future(self._answers(deadline - self._now()))
-        if not await link.until(lambda: sending.answered, deadline):
+        if not await link.until_answered(sending, deadline):
             await self._throw_away(link, sending, deadline)
         if echo is None or all(isinstance(each, _ANSWERS) for each in sending.outcomes):
             return True
@@ -287,7 +290,7 @@ class KafkaBroker:
             while not sending.answered and self._now() < until:
                 link.purge(in_flight=in_flight)  # again: what comes back is queued anew
                 breath = min(until, self._now() + _BREATH_SECONDS)
-                await link.until(lambda: sending.answered, breath, though_lost=True)
+                await link.until_answered(sending, breath, though_lost=True)
 
     async def _send_alone(
         self, batch: Sequence[Message], epoch: int, deadline: float
@@ -335,6 +338,7 @@ class KafkaBroker:
                 return None
             if self._failed is not None and self._failed[0] >= began:
                 return self._failed[1]  # somebody has just tried while we waited
+            await asyncio.sleep(link.born + _HEAD_START_SECONDS - self._now())
             if (producer := link.producer) is None:
                 return NOT_SENT
             seconds = max(min(CONNECT_SECONDS, deadline - began), 0.1)

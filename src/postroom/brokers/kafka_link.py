@@ -53,13 +53,24 @@ class Quiet:
 class Sending:
     """One batch on its way: the outcomes known so far, and how many reports are awaited."""
 
-    __slots__ = ("batch", "given", "outcomes", "probes", "sound", "stopped", "topics", "waiting")
+    __slots__ = (
+        "batch",
+        "given",
+        "outcomes",
+        "probes",
+        "sleeper",
+        "sound",
+        "stopped",
+        "topics",
+        "waiting",
+    )
 
     def __init__(self, batch: Sequence[Message]) -> None:
         self.batch = batch
         self.given = 0  # how many were handed over, or answered before
         self.outcomes: list[Outcome | None] = [None] * len(batch)
         self.probes: set[int] = set()  # what was handed over before its turn
+        self.sleeper: asyncio.Future[None] | None = None  # of whoever awaits the reports
         self.sound = True  # nothing but deliveries so far
         self.stopped: set[tuple[str, str]] = set()  # keys of which something has failed
         self.topics = {message.topic for message in batch}
@@ -91,14 +102,29 @@ class _Ticket:
         self.report = self._report
 
     def _report(self, error: Any, message: Any) -> None:
-        sending, self.sending = self.sending, None
-        if sending is not None:
-            if error is None:
-                sending.outcomes[self.index] = DELIVERED
-                if sending.probes:
-                    topic = sending.batch[self.index].topic
-                    self.link.proof.took(topic, message.partition())
-            self.link.settle(self, sending, error)
+        """Take a report. All of a yes happens here, without a call: it comes for every message."""
+        sending, link = self.sending, self.link
+        if sending is None:
+            return
+        self.sending = None
+        link.free.append(self)
+        link.rows -= 1
+        link.bytes -= self.size
+        sending.waiting -= 1
+        if error is None:
+            sending.outcomes[self.index] = DELIVERED
+            link.heard += 1
+            if sending.probes:
+                link.proof.took(sending.batch[self.index].topic, message.partition())
+            if link.error is not None:
+                link.error, link.barred = None, False
+        else:
+            link.refused(sending, self.index, error)
+        # Nobody else is woken: lanes that await other reports would only look and sleep again.
+        if sending.waiting == 0 and sending.sleeper is not None:
+            _rouse(sending.sleeper)
+        if link.crowd and link.half_empty():
+            link.make_room()
 
 
 class Link:
@@ -122,15 +148,17 @@ class Link:
         self.error: str | None = None
         self.barred = False
         self.heard = 0  # messages delivered so far
-        self._rows = 0
-        self._bytes = 0
-        self._free: list[_Ticket] = []
+        self.rows = 0
+        self.bytes = 0
+        self.free: list[_Ticket] = []
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._without_secrets = without_secrets
         self._loop = asyncio.get_running_loop()
+        self.born = self._loop.time()
         self.proof = Proof(self._loop.time)
         self.probing: set[tuple[str, int]] = set()  # partitions with a probe under way
-        self._sleepers: list[asyncio.Future[None]] = []
+        self._sleepers: set[asyncio.Future[None]] = set()
+        self.crowd: set[asyncio.Future[None]] = set()  # those of them that wait for room
         self._polling: asyncio.Task[None] | None = None
         self.producer: Any = make({**settings, "error_cb": self._on_error})
 
@@ -138,15 +166,15 @@ class Link:
 
     @property
     def full(self) -> bool:
-        return self._rows >= self._max_rows or self._bytes >= self._max_bytes
+        return self.rows >= self._max_rows or self.bytes >= self._max_bytes
 
     def give(self, sending: Sending, stamp: Stamp, faults: Mapping[str, Outcome]) -> None:
         """Hand the next messages of a batch to librdkafka, as many as there is room for."""
         batch, outcomes, stopped = sending.batch, sending.outcomes, sending.stopped
         whole = self.proof.is_whole(sending.topics - faults.keys())
-        room = min(self._max_rows - self._rows, _CHUNK_ROWS)
+        room = min(self._max_rows - self.rows, _CHUNK_ROWS)
         for index in range(sending.given, min(sending.given + room, len(batch))):
-            if self._bytes >= self._max_bytes:
+            if self.bytes >= self._max_bytes:
                 break
             if outcomes[index] is not None:
                 sending.given = index + 1
@@ -183,7 +211,7 @@ class Link:
     def _hand_over(self, sending: Sending, index: int, headers: Headers, place: int) -> bool:
         """Give one message to librdkafka; False if it has no room, or is at its end."""
         message = sending.batch[index]
-        ticket = self._free.pop() if self._free else _Ticket(self)
+        ticket = self.free.pop() if self.free else _Ticket(self)
         ticket.sending, ticket.index, ticket.size = sending, index, message.size
         try:
             self.producer.produce(
@@ -191,7 +219,7 @@ class Link:
             )
         except BufferError:
             # librdkafka has less room than we thought: that is the window from now on.
-            self._max_rows = max(self._rows, 1)
+            self._max_rows = max(self.rows, 1)
             return False
         except Exception as error:
             if _code(error) == FATAL:
@@ -200,13 +228,13 @@ class Link:
                 return False
             sending.refuse(index, self._refusal(error, message.topic))
         else:
-            self._rows += 1
-            self._bytes += message.size
+            self.rows += 1
+            self.bytes += message.size
             sending.waiting += 1
         return True
 
     def _keep_polling(self) -> None:
-        if self._rows and self._polling is None:
+        if self.rows and self._polling is None:
             self._polling = self._loop.create_task(self._poll())
 
     def _refusal(self, error: Exception, topic: str) -> Outcome:
@@ -219,7 +247,7 @@ class Link:
     async def _poll(self) -> None:
         """Fetch reports as long as any is awaited."""
         try:
-            while self._rows and self.producer is not None:
+            while self.rows and self.producer is not None:
                 served = self.serve()
                 await asyncio.sleep(0 if served else _POLL_SECONDS)
         finally:
@@ -234,20 +262,9 @@ class Link:
             self.lose(why, fatal=_code(error) != GAPLESS)
             return 1
 
-    def settle(self, ticket: _Ticket, sending: Sending, error: Any) -> None:
-        """Take a report."""
-        self._free.append(ticket)
-        self._rows -= 1
-        self._bytes -= ticket.size
-        sending.waiting -= 1
-        if error is None:
-            self.heard += 1
-            if self.error is not None:
-                self.error, self.barred = None, False
-        else:
-            sending.refuse(ticket.index, self._outcome(error, sending.batch[ticket.index].topic))
-        if self._sleepers and (sending.waiting == 0 or self._half_empty()):
-            self.wake()
+    def refused(self, sending: Sending, index: int, error: Any) -> None:
+        """Take a report that is no yes."""
+        sending.refuse(index, self._outcome(error, sending.batch[index].topic))
 
     def _outcome(self, error: Any, topic: str) -> Outcome:
         code, said = error.code(), self._without_secrets(error.str())
@@ -283,48 +300,76 @@ class Link:
 
     # Waiting.
 
-    async def until(
-        self, ready: Callable[[], bool], deadline: float, *, though_lost: bool = False
+    async def until_answered(
+        self, sending: Sending, deadline: float, *, though_lost: bool = False
     ) -> bool:
-        """Wait until something is so; False if it is not by the deadline, or the link is lost."""
-        while not ready():
-            remaining = deadline - self._loop.time()
-            if remaining <= 0 or (self.lost and not though_lost):
-                return False
-            await self._woken(remaining)
-        return True
+        """Wait for all reports of a batch; False if there are not by the deadline, or the link is
+        lost."""
+        return await self._until(
+            lambda: sending.waiting == 0, deadline, sending, though_lost=though_lost
+        )
 
     async def until_room(self, deadline: float) -> bool:
         """Wait until the window is half empty again, so that sending goes on in large pieces."""
-        return await self.until(self._half_empty, deadline)
+        return await self._until(self.half_empty, deadline)
 
     async def until_proven(
         self, sending: Sending, others: set[tuple[str, int]], deadline: float
     ) -> bool:
         """Wait until this batch's probes are answered, and those of others to these partitions."""
-        return await self.until(
-            lambda: sending.answered and self.probing.isdisjoint(others), deadline
+        return await self._until(
+            lambda: sending.answered and self.probing.isdisjoint(others), deadline, sending
         )
 
-    async def _woken(self, seconds: float) -> None:
-        """Wait for `wake`, or so many seconds. Each who waits has a future of its own, so that one
-        who is cancelled disturbs no other."""
+    async def _until(
+        self,
+        ready: Callable[[], bool],
+        deadline: float,
+        sending: Sending | None = None,
+        *,
+        though_lost: bool = False,
+    ) -> bool:
+        """Wait until something is so: for the reports of a batch, or for room."""
+        while not ready():
+            remaining = deadline - self._loop.time()
+            if remaining <= 0 or (self.lost and not though_lost):
+                return False
+            await self._woken(remaining, sending)
+        return True
+
+    async def _woken(self, seconds: float, sending: Sending | None) -> None:
+        """Wait until the reports of a batch are there, or else until there is room; or for `wake`,
+        or so many seconds. Each who waits has a future of its own, so that one who is cancelled
+        disturbs no other."""
         waiter = self._loop.create_future()
-        self._sleepers.append(waiter)
+        self._sleepers.add(waiter)
+        if sending is None:
+            self.crowd.add(waiter)
+        else:
+            sending.sleeper = waiter
         timer = self._loop.call_later(seconds, _rouse, waiter)
         try:
             await waiter
         finally:
             timer.cancel()
+            self._sleepers.discard(waiter)
+            self.crowd.discard(waiter)
+            if sending is not None:
+                sending.sleeper = None
 
     def wake(self) -> None:
         """Let all who wait look again."""
-        sleepers, self._sleepers = self._sleepers, []
-        for waiter in sleepers:
+        for waiter in self._sleepers:
             _rouse(waiter)
 
-    def _half_empty(self) -> bool:
-        return 2 * self._rows <= self._max_rows and 2 * self._bytes <= self._max_bytes
+    def half_empty(self) -> bool:
+        return 2 * self.rows <= self._max_rows and 2 * self.bytes <= self._max_bytes
+
+    def make_room(self) -> None:
+        """Wake those who wait for room."""
+        for waiter in self.crowd:
+            _rouse(waiter)
+        self.crowd.clear()
 
     # The end.
 
