@@ -494,6 +494,26 @@ async def test_messages_of_others_are_taken_too(shelf: Shelf) -> None:
     await billing.close()
 
 
+@pytest.mark.parametrize("count", ["abc", -1, True, None, [1], {"n": 1}, 1.5, "7"])
+async def test_a_count_that_is_not_rabbitmqs_is_not_believed(shelf: Shelf, count: Any) -> None:
+    broker = AmqpBroker(f"{shelf.url}&queue_type=classic", PATIENT)  # it sets no count of its own
+    billing = await broker.receive([shelf.topic], consumer="billing")
+    async with aiormq.connect(shelf.server.url) as connection:
+        channel = await connection.channel()
+        head = aiormq.spec.Basic.Properties(headers={"event_id": "e-1", "x-delivery-count": count})
+        await channel.basic_publish(
+            b"hello", exchange=shelf.exchange, routing_key=shelf.topic, properties=head
+        )
+    (found,) = await take(billing, 1)
+    assert (found.id, found.seen) == ("e-1", 0)
+    await billing.close()
+    again = await broker.receive([shelf.topic], consumer="billing")
+    (found,) = await take(again, 1)
+    assert (found.id, found.seen) == ("e-1", 1)
+    await again.close()
+    await broker.close()
+
+
 # ── What would lose messages ───────────────────────────────────────────────────────────────────
 
 
