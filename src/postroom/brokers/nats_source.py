@@ -35,7 +35,7 @@ PULL_BYTES = 8 * 1024 * 1024
 PIECE = 5_000
 # So many refusals are sent at most; for more we wait until the time of the other has run out.
 MOST_REFUSALS = 200_000
-_PIN = "nats-pin-id"
+_PIN = "Nats-Pin-Id"  # the server's own; in another spelling it is a header of the publisher's
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Source:
     def on_message(self, answer: Any, receipt: Receipt, now: float) -> None:
         """A message of the stream."""
         headers = dict(answer.headers or {})
-        pin = next((headers.pop(name) for name in list(headers) if name.lower() == _PIN), None)
+        pin = headers.pop(_PIN, None)
         if self._pull is not None:
             self._pull.left -= 1
             if not self._pull.left:

@@ -19,6 +19,7 @@ from postroom.signals import redact
 __all__ = ["answer_of", "header_lines", "no_stream", "publish_command"]
 
 _NO_RESPONDERS = "503"
+_NOT_YOURS = ("nats-msg-id", "nats-pin-id")  # ours, and the server's: a publisher's are left out
 _TOO_LARGE = {10054, 10097}  # the message, its headers
 _NEVER = {10165, 10166}  # a Nats-TTL header that is wrong, or that the stream does not allow
 # Not this message's fault: no resources, no leader, no quorum, JetStream off, store full or failed.
@@ -122,8 +123,9 @@ def _head_with_own(message: Message, source: str, epoch: int) -> tuple[str, int]
     headers = wire_headers(message, source=source, epoch=epoch)
     # The binding of NATS has no other place for it, unlike that of HTTP.
     headers["ce-datacontenttype"] = attribute_text(message.content_type)
-    if "nats-msg-id" in (message.headers_json or "").lower():
-        headers = {name: headers[name] for name in headers if name.lower() != "nats-msg-id"}
+    given = (message.headers_json or "").lower()
+    if any(name in given for name in _NOT_YOURS):
+        headers = {name: headers[name] for name in headers if name.lower() not in _NOT_YOURS}
     lines = [f"{name}: {value}" for name, value in headers.items()]
     text = "\r\n".join(["NATS/1.0", f"Nats-Msg-Id: {message.broker_id}", *lines, "", ""])
     return text, len(lines) + 3
