@@ -514,6 +514,47 @@ async def test_a_count_that_is_not_rabbitmqs_is_not_believed(shelf: Shelf, count
     await broker.close()
 
 
+def nested(deep: int) -> bytes:
+    """A table in a table in a table."""
+    table = b""
+    for _ in range(deep):
+        table = b"\x01tF" + len(table).to_bytes(4, "big") + table
+    return table
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        pytest.param(b"\x20\x00" + b"\x00\x00\x00\x0b\x04x-\xff\xfeS\x00\x00\x00\x01v", id="name"),
+        pytest.param(b"\x00\x40" + b"\xff" * 8, id="time"),
+        pytest.param(b"\x20\x00" + len(nested(5000)).to_bytes(4, "big") + nested(5000), id="deep"),
+    ],
+)
+async def test_what_no_library_can_read_holds_nothing_up(shelf: Shelf, properties: bytes) -> None:
+    """It comes without its properties, for the consumer to refuse, and over one connection."""
+    billing = await shelf.broker.receive([shelf.topic], consumer="billing")
+    async with aiormq.connect(shelf.server.url) as connection:
+        channel = await connection.channel()
+        for body in (b"one", b"two", b"three"):
+            way = aiormq.spec.Basic.Publish(exchange=shelf.exchange, routing_key=shelf.topic)
+            head = b"\x00\x3c\x00\x00" + len(body).to_bytes(8, "big")
+            head += properties if body == b"two" else b"\x00\x00"
+            frames = [
+                pamqp.frame.marshal(way, channel.number),
+                pamqp.frame._marshal(2, channel.number, head),
+                pamqp.frame.marshal(aiormq.abc.ContentBody(body), channel.number),
+            ]
+            wire = aiormq.abc.ChannelFrame(payload=b"".join(frames), should_close=False)
+            await channel.write_queue.put(wire)
+        found = await take(billing, 3)
+    assert [each.payload for each in found] == [b"one", b"two", b"three"]
+    assert (found[1].type, found[1].headers) == ("", {})
+    assert {each.claim for each in found} == {1}
+    await billing.ack(found)
+    await billing.close()
+    assert await shelf.kept(f"{shelf.exchange}.billing") == 0
+
+
 # ── What would lose messages ───────────────────────────────────────────────────────────────────
 
 
