@@ -1,12 +1,15 @@
 """What only RabbitMQ does: exchanges, queues, returns, confirms, alarms, secrets."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -630,6 +633,48 @@ def managed(rabbitmq_server: RabbitMQServer) -> Iterator[ManagedServer]:
         leave_out(str(error))
     with server:
         yield server
+
+
+class Web(BaseHTTPRequestHandler):
+    """Answers with nothing, or sends elsewhere, and keeps what it was told."""
+
+    def do_GET(self) -> None:
+        self.server.told.append(self.headers.get("Authorization"))  # type: ignore[attr-defined]
+        elsewhere = self.server.elsewhere  # type: ignore[attr-defined]
+        self.send_response(302 if elsewhere else 200)
+        if elsewhere:
+            self.send_header("Location", elsewhere)
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def web(elsewhere: str | None = None) -> Iterator[tuple[str, list[str | None]]]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
+        server.elsewhere, server.told = elsewhere, []  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", server.told  # type: ignore[attr-defined]
+        server.shutdown()
+
+
+@pytest.mark.parametrize("way", ["redirect", "proxy"])
+async def test_rabbitmqs_password_goes_to_nobody_else(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr("urllib.request._opener", None)  # it remembers the proxies of before
+    with web() as (thief, stolen), web(thief if way == "redirect" else None) as (plugin, told):
+        if way == "proxy":
+            monkeypatch.setenv("http_proxy", thief)
+            monkeypatch.delenv("no_proxy", raising=False)
+        broker = AmqpBroker(f"{shelf.url}&management={plugin}", PATIENT)
+        await shelf.queue()
+        with contextlib.suppress(Unreachable):
+            await broker.examine([shelf.topic])
+        await broker.close()
+    assert told
+    assert stolen == []
 
 
 async def test_dangers_are_named(managed: ManagedServer) -> None:
