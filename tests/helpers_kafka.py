@@ -116,6 +116,21 @@ class MockCluster:
             reader.close()
 
 
+def produce_raw(producer: Producer, topic: str, partition: int, value: bytes, name: bytes) -> None:
+    """A record with a header of any name, such as only clients in other languages make."""
+    place = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+    produce = ctypes.CDLL(str(next(place.glob("librdkafka-*")))).rd_kafka_producev
+    end, to, of, body, header, flags = map(ctypes.c_int, (0, 1, 3, 4, 9, 7))
+    copied = ctypes.c_int(2)
+    failed = produce(
+        ctypes.c_void_p.from_address(id(producer) + _RK_OFFSET),
+        *(to, ctypes.c_char_p(topic.encode()), of, ctypes.c_int32(partition)),
+        *(body, ctypes.c_char_p(value), ctypes.c_size_t(len(value)), flags, copied),
+        *(header, ctypes.c_char_p(name), ctypes.c_char_p(b"v"), ctypes.c_ssize_t(1), end),
+    )
+    assert failed == 0
+
+
 @contextmanager
 def mock_cluster(brokers: int = 1) -> Iterator[MockCluster]:
     yield MockCluster(brokers)

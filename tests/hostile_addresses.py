@@ -24,6 +24,12 @@ V6 = """
     ff02::1 ff05::2 ff0e::1 fe80::1%25lo fe80::1%lo ::1%25lo 2606:4700::1%251 ::1%1
 """.split()
 
+# Where clouds tell a machine its secrets: AWS, ECS, EKS, Google, Azure and Alibaba.
+METADATA = """
+    169.254.169.254 169.254.170.2 169.254.170.23 168.63.129.16 100.100.100.200 fd00:ec2::254
+    fd00:ec2::23 fd20:ce::254
+""".split()
+
 # Inside, and worth hiding: loopback, metadata, and the three private ranges.
 PRIZES = ["127.0.0.1", "169.254.169.254", "10.0.0.1", "192.168.1.1", "172.16.0.1"]
 
@@ -162,6 +168,7 @@ def urls() -> list[str]:
     """Every one of them once."""
     found = [f"https://{host}:PORT/hook" for host in V4]
     found += [f"https://[{host}]:PORT/hook" for host in V6]
+    found += [f"https://{f'[{host}]' if ':' in host else host}:PORT/hook" for host in METADATA]
     for prize in PRIZES:
         found += [f"https://{host}:PORT/hook" for host in numbers(prize)]
         found += [f"https://[{host}]:PORT/hook" for host in embedded(prize)]
@@ -173,6 +180,7 @@ def urls() -> list[str]:
 ANSWERS: list[list[str]] = [
     *([address] for address in V4),
     *([address] for address in V6 if "%25" not in address),
+    *([address] for address in METADATA),
     *([address] for prize in PRIZES for address in embedded(prize)),
     # Both outside and inside: whichever is tried first, the other is what was meant.
     ["93.184.216.34", "127.0.0.1"],

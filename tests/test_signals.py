@@ -167,10 +167,46 @@ def test_a_long_text_costs_no_more_than_its_length() -> None:
         signals.redact(text)
         return time.process_time() - begun
 
-    for unit in ("x", "é", "token = ", "word ", "token=]", 'token="\\', "token=}x"):
+    odd = ("token=]", 'token="\\', "token=}x", "a://", "https://#", "a:@")
+    for unit in ("x", "é", "token = ", "word ", *odd):
         few, many = unit * (20_000 // len(unit)), unit * (200_000 // len(unit))
         assert seconds(many) < 40 * seconds(few) + 0.5, unit
     assert signals.redact("9" * 50 + f"x9nats://u:{CANARY}@h").endswith("nats://u:***@h")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"amqp://app:a,{CANARY}@h:5672/v?exchange=e", "amqp://app:***@h:5672/v?exchange=e"),
+        (f"redis://app:a {CANARY}@h/0", "redis://app:***@h/0"),
+        (f"redis://h/0?password=a,{CANARY}&x=1", "redis://h/0?password=***&x=1"),
+        (f"redis://app:a?{CANARY}", "redis://app:a?***"),
+        (f"nats://{CANARY}'x@h", "nats://***@h"),
+        (f"nats://a:{CANARY}@h1,nats://a:{CANARY}@h2", "nats://a:***@h1,nats://a:***@h2"),
+        (f"nats://a:p,nats://{CANARY}@h2", "nats://a:***@h2"),
+        (f"kafka://app:<{CANARY}>@h:1,i:2", "kafka://app:***@h:1,i:2"),
+        (f"https://h/p?sig={CANARY}#secret=A,{CANARY}", "https://h/p?***#***"),
+        (f"https://h/p#{CANARY}@{CANARY}", "https://***#***"),
+        (f"https://a:x#{CANARY}@h/p", "https://***#***"),
+        (f"https://a:{CANARY}@h/p#x@{CANARY}", "https://a:***@h/p#***"),
+        ("stdout://", "stdout://"),
+        ("sqs://eu-west-1/orders?endpoint=x", "sqs://eu-west-1/orders?endpoint=x"),
+        ("topic orders", "topic orders"),
+    ],
+)
+def test_the_name_of_a_place_holds_no_secret(url: str, shown: str) -> None:
+    assert signals.redact_url(url) == shown
+    assert signals.redact_url(shown) == shown  # it passes through more than one hand
+    assert signals.redact(shown) == shown
+
+
+@pytest.mark.parametrize("odd", [*",'\"<>@#/", "://"])
+def test_a_url_in_a_text_ends_with_its_word(odd: str) -> None:
+    text = signals.redact(f"cannot reach 'amqp://app:p{odd}{CANARY}@h:1', bob@h said")
+    assert text == "cannot reach 'amqp://app:***@h:1', bob@h said"
+    text = signals.redact(f"<https://h/p#secret=A{odd}{CANARY}> is down")
+    assert CANARY not in text
+    assert text.endswith(" is down")
 
 
 def test_whether_anybody_listens(

@@ -22,6 +22,7 @@ __all__ = [
     "listen",
     "names_secret",
     "redact",
+    "redact_url",
 ]
 
 Listener: TypeAlias = Callable[[str, dict[str, Any]], None]
@@ -190,9 +191,12 @@ def _who_wants(name: str) -> list[Listener]:
     return [listener for listener, only in _listeners if only is None or name in only]
 
 
-# Up to the last @ of the word: a password may hold one itself, or a slash. A scheme is short and an
+# The whole word, since a password may hold whatever else would end a URL. A scheme is short and an
 # option begins where its word does, so that a long text costs no more than its length.
-_USERINFO = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]{0,30})://(?P<who>[^\s'\"<>,]*)@")
+_ADDRESS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]{0,30})://(?P<rest>\S*)")
+_ALONE = re.compile(r"(?s)(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]{0,30})://(?P<rest>.*)")
+_WEB = re.compile(r"(?i)https?://")
+_SECRET_NAME = re.compile(r"(?i)pass|pwd|secret|token|key|cred|jwt|seed")
 _TELLING = r"(?:passw(?:or)?d|passfile|pwd|secret|token|api[-_]?key|access[-_]?key)"
 _TELLING_NAME = re.compile(_TELLING, re.IGNORECASE)
 _OPTION = re.compile(
@@ -211,7 +215,7 @@ def _safe_name(text: str) -> str:
 
 def redact(text: str) -> str:
     """The text without passwords and tokens: in URLs, in options and in query strings."""
-    text = _OPTION.sub(_hide_value, _USERINFO.sub(_hide, text))
+    text = _OPTION.sub(_hide_value, _ADDRESS.sub(_hide, text))
     return _BEARER.sub(r"\g<kind> ***", text)
 
 
@@ -229,13 +233,55 @@ def _hide_value(match: re.Match[str]) -> str:
     return f"{match['name']}{match['sep']}{quote}***{quote}{closing}"
 
 
+@lru_cache(maxsize=1000)
+def redact_url(url: str) -> str:
+    """A URL that stands alone, as the name of a place: nothing that its password, its query or
+    its fragment hides is shown. What is no URL is a text like any other."""
+    match = _ALONE.fullmatch(url)
+    if match is None:
+        return redact(url)
+    place, mark, query = _hide(match).partition("?")
+    query, hash_, fragment = query.partition("#")
+    if query:
+        known = [] if _WEB.match(url) else re.split(r"[&;]", query)
+        query = "&".join(_hide_in_query(part) for part in known) or "***"
+    return redact(f"{place}{mark}{query}{hash_}{fragment}")
+
+
+def _hide_in_query(part: str) -> str:
+    name, equals, _ = part.partition("=")
+    if not equals:
+        return "***"  # perhaps the rest of a password that holds a question mark
+    return f"{name}=***" if _SECRET_NAME.search(name) else part
+
+
 def _hide(match: re.Match[str]) -> str:
-    scheme, who = match["scheme"], match["who"]
+    scheme, rest = match["scheme"], match["rest"]
+    hidden = ""
+    if web := _WEB.search(match[0]):
+        # What stands behind the # is for us alone: secrets to sign with.
+        start = max(0, web.end() - len(scheme) - 3)
+        place, hash_, fragment = rest[start:].partition("#")
+        if hash_:
+            rest, hidden = rest[:start] + place, "#***"
+            if "@" in fragment and "@" not in place:
+                return f"{scheme}://***{hidden}"  # a password that holds a #
+    # Several servers, each with who we are there, or one whose password holds a comma.
+    parts = rest.split(f",{scheme}://")
+    parts = parts if all("@" in part for part in parts) else [rest]
+    shown = f",{scheme}://".join(_without_userinfo(scheme, each) for each in parts)
+    return f"{scheme}://{shown}{hidden}"
+
+
+def _without_userinfo(scheme: str, rest: str) -> str:
+    who, at, place = rest.rpartition("@")  # the last one: a password may hold one itself
+    if not at:
+        return rest
     user, colon, _ = who.partition(":")
     if colon:
-        return f"{scheme}://{user}:***@"
+        return f"{user}:***@{place}"
     # A lone name is a user to a database, and a token to a broker.
-    return match[0] if scheme.startswith(_DATABASES) else f"{scheme}://***@"
+    return rest if scheme.startswith(_DATABASES) else f"***@{place}"
 
 
 class _Redacting(logging.Filter):

@@ -1,12 +1,15 @@
 """What only RabbitMQ does: exchanges, queues, returns, confirms, alarms, secrets."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -494,6 +497,67 @@ async def test_messages_of_others_are_taken_too(shelf: Shelf) -> None:
     await billing.close()
 
 
+@pytest.mark.parametrize("count", ["abc", -1, True, None, [1], {"n": 1}, 1.5, "7"])
+async def test_a_count_that_is_not_rabbitmqs_is_not_believed(shelf: Shelf, count: Any) -> None:
+    broker = AmqpBroker(f"{shelf.url}&queue_type=classic", PATIENT)  # it sets no count of its own
+    billing = await broker.receive([shelf.topic], consumer="billing")
+    async with aiormq.connect(shelf.server.url) as connection:
+        channel = await connection.channel()
+        head = aiormq.spec.Basic.Properties(headers={"event_id": "e-1", "x-delivery-count": count})
+        await channel.basic_publish(
+            b"hello", exchange=shelf.exchange, routing_key=shelf.topic, properties=head
+        )
+    (found,) = await take(billing, 1)
+    assert (found.id, found.seen) == ("e-1", 0)
+    await billing.close()
+    again = await broker.receive([shelf.topic], consumer="billing")
+    (found,) = await take(again, 1)
+    assert (found.id, found.seen) == ("e-1", 1)
+    await again.close()
+    await broker.close()
+
+
+def nested(deep: int) -> bytes:
+    """A table in a table in a table."""
+    table = b""
+    for _ in range(deep):
+        table = b"\x01tF" + len(table).to_bytes(4, "big") + table
+    return table
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        pytest.param(b"\x20\x00" + b"\x00\x00\x00\x0b\x04x-\xff\xfeS\x00\x00\x00\x01v", id="name"),
+        pytest.param(b"\x00\x40" + b"\xff" * 8, id="time"),
+        pytest.param(b"\x20\x00" + len(nested(5000)).to_bytes(4, "big") + nested(5000), id="deep"),
+    ],
+)
+async def test_what_no_library_can_read_holds_nothing_up(shelf: Shelf, properties: bytes) -> None:
+    """It comes without its properties, for the consumer to refuse, and over one connection."""
+    billing = await shelf.broker.receive([shelf.topic], consumer="billing")
+    async with aiormq.connect(shelf.server.url) as connection:
+        channel = await connection.channel()
+        for body in (b"one", b"two", b"three"):
+            way = aiormq.spec.Basic.Publish(exchange=shelf.exchange, routing_key=shelf.topic)
+            head = b"\x00\x3c\x00\x00" + len(body).to_bytes(8, "big")
+            head += properties if body == b"two" else b"\x00\x00"
+            frames = [
+                pamqp.frame.marshal(way, channel.number),
+                pamqp.frame._marshal(2, channel.number, head),
+                pamqp.frame.marshal(aiormq.abc.ContentBody(body), channel.number),
+            ]
+            wire = aiormq.abc.ChannelFrame(payload=b"".join(frames), should_close=False)
+            await channel.write_queue.put(wire)
+        found = await take(billing, 3)
+    assert [each.payload for each in found] == [b"one", b"two", b"three"]
+    assert (found[1].type, found[1].headers) == ("", {})
+    assert {each.claim for each in found} == {1}
+    await billing.ack(found)
+    await billing.close()
+    assert await shelf.kept(f"{shelf.exchange}.billing") == 0
+
+
 # ── What would lose messages ───────────────────────────────────────────────────────────────────
 
 
@@ -569,6 +633,48 @@ def managed(rabbitmq_server: RabbitMQServer) -> Iterator[ManagedServer]:
         leave_out(str(error))
     with server:
         yield server
+
+
+class Web(BaseHTTPRequestHandler):
+    """Answers with nothing, or sends elsewhere, and keeps what it was told."""
+
+    def do_GET(self) -> None:
+        self.server.told.append(self.headers.get("Authorization"))  # type: ignore[attr-defined]
+        elsewhere = self.server.elsewhere  # type: ignore[attr-defined]
+        self.send_response(302 if elsewhere else 200)
+        if elsewhere:
+            self.send_header("Location", elsewhere)
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def web(elsewhere: str | None = None) -> Iterator[tuple[str, list[str | None]]]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
+        server.elsewhere, server.told = elsewhere, []  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", server.told  # type: ignore[attr-defined]
+        server.shutdown()
+
+
+@pytest.mark.parametrize("way", ["redirect", "proxy"])
+async def test_rabbitmqs_password_goes_to_nobody_else(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr("urllib.request._opener", None)  # it remembers the proxies of before
+    with web() as (thief, stolen), web(thief if way == "redirect" else None) as (plugin, told):
+        if way == "proxy":
+            monkeypatch.setenv("http_proxy", thief)
+            monkeypatch.delenv("no_proxy", raising=False)
+        broker = AmqpBroker(f"{shelf.url}&management={plugin}", PATIENT)
+        await shelf.queue()
+        with contextlib.suppress(Unreachable):
+            await broker.examine([shelf.topic])
+        await broker.close()
+    assert told
+    assert stolen == []
 
 
 async def test_dangers_are_named(managed: ManagedServer) -> None:

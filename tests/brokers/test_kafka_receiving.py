@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from helpers import eventually_async
-from helpers_kafka import take_nothing
+from helpers_kafka import produce_raw, take_nothing
 from helpers_messages import make_message, make_messages
 from postroom.brokers import BrokerOptions, Delivered, Delivery, Subscription
 from postroom.brokers.kafka import KafkaBroker
@@ -113,6 +113,23 @@ async def test_records_of_strangers_have_a_name_that_lasts(counter: Counter) -> 
     assert (second.id, second.key, second.payload) == (f"{counter.topic}/2/1", None, b"")
     assert second.headers == {"odd": "�", "none": ""}
     assert second.type == ""
+
+
+async def test_a_header_whose_name_is_no_text_holds_nothing_up(counter: Counter) -> None:
+    """The library cannot read any header of it: it comes without, for the consumer to refuse."""
+    stranger = Producer(counter.server.client_settings())
+    for value in (b"one", b"two", b"three"):
+        if value == b"two":
+            produce_raw(stranger, counter.topic, 2, value, b"x-\xff\xfe")
+        else:
+            stranger.produce(counter.topic, value, partition=2)
+    assert stranger.flush(10) == 0
+    member = await counter.member()
+    found = await take(member, 3)
+    assert [each.payload for each in found] == [b"one", b"two", b"three"]
+    assert (found[1].id, found[1].type, found[1].headers) == (f"{counter.topic}/2/1", "", {})
+    await member.ack(found)
+    assert counter.committed() == {2: 3}
 
 
 async def test_only_the_part_without_gaps_is_committed(counter: Counter) -> None:

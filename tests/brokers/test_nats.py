@@ -165,12 +165,14 @@ async def test_a_wish_that_is_not_met_is_the_messages_fault(shelf: Shelf) -> Non
 
 async def test_sent_twice_is_stored_once_and_a_redrive_again(shelf: Shelf) -> None:
     await shelf.make()
-    message = make_message(topic=shelf.topic, headers={"Nats-Msg-Id": "mine", "nats-msg-id": "too"})
+    own = {"Nats-Msg-Id": "mine", "nats-msg-id": "too", "nats-pin-id": "mine", "Nats-Pin-Id": "too"}
+    message = make_message(topic=shelf.topic, headers=own)
     for sent in (message, message, message._replace(redrives=1), message._replace(redrives=1)):
         assert await shelf.broker.send([sent]) == [Delivered()]
     stored = await shelf.stored()
     assert [m.headers["Nats-Msg-Id"] for m in stored] == [message.id, f"{message.id}:r1"]
     assert [m.headers["event_id"] for m in stored] == [message.id] * 2
+    assert not [name for m in stored for name in m.headers if name.lower() == "nats-pin-id"]
 
 
 @pytest.mark.parametrize(

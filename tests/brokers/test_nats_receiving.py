@@ -315,6 +315,21 @@ async def test_a_zombie_that_acknowledges_confuses_nobody(shelf: Shelf) -> None:
     assert ids(came) == ids(sent)[-len(came) :]
 
 
+@pytest.mark.parametrize("name", ["nats-pin-id", "NATS-PIN-ID", "Nats-Pin-Id"])
+async def test_a_pin_of_the_publishers_own_is_not_the_servers(shelf: Shelf, name: str) -> None:
+    await shelf.make()
+    async with await nats.connect(shelf.server.url) as client:
+        stream = client.jetstream()
+        await stream.publish(shelf.topic, b"one")
+        await stream.publish(shelf.topic, b"two", headers={name: "mine"})
+        await stream.publish(shelf.topic, b"three")
+    subscription = await shelf.receive()
+    async with asyncio.timeout(20):
+        found = await get(subscription, 3)
+    assert [each.payload for each in found] == [b"one", b"two", b"three"]
+    assert len({each.claim for each in found}) == 1
+
+
 async def test_without_pins_one_message_is_out_at_a_time(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import eventually_async
 from helpers_messages import make_message
-from hostile_addresses import ANSWERS, urls
+from hostile_addresses import ANSWERS, METADATA, urls
 from postroom.brokers import BrokerOptions, Delivered, Permanent, Transient, webhook_net
 from postroom.brokers.webhook_guard import Allowed, check_host, literal, why_refused
 from postroom.brokers.webhooks import WebhookBroker
@@ -274,6 +274,11 @@ def test_a_public_address_is_let_through(address: str) -> None:
         # A name is no way to the metadata; who wants that must say the address.
         ("hooks.internal", "hooks.internal", "169.254.169.254", False),
         ("169.254.169.254", "hooks.internal", "169.254.169.254", True),
+        *(("hooks.internal", "hooks.internal", place, False) for place in METADATA),
+        *((place, "hooks.internal", place, True) for place in METADATA),
+        ("100.64.0.0/10", "hooks.internal", "100.100.100.200", False),
+        ("fc00::/7", "hooks.internal", "fd00:ec2::254", False),
+        ("169.254.0.0/16", "hooks.internal", "169.254.169.254", False),
         ("hooks.internal", "hooks.internal", "::ffff:10.0.0.1", False),
         ("hooks.internal", "hooks.internal", "224.0.0.1", False),
     ],

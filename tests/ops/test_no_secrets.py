@@ -22,6 +22,15 @@ from postroom.ops.logs import JsonFormatter
 from servers import MariaDBServer, PostgresServer
 
 CANARY = "canary-pa55"
+# Each of these characters ends a URL for somebody who looks for one in a text.
+ODD = [
+    f"amqp://app:p,{CANARY}@127.0.0.1:9/",
+    f"amqp://app:p<>'\"@{CANARY}@127.0.0.1:9/",
+    f"redis://app:p<>'\",@{CANARY}@127.0.0.1:9/0",
+    f"kafka://app:p<>'@,{CANARY}@127.0.0.1:9?security.protocol=sasl_plaintext",
+    f"redis://127.0.0.1:9/?password=p,{CANARY}",
+]
+SECRETS = f"whsec_{'A' * 32},whsec_{CANARY.replace('-', '+') * 3}"[: 6 + 32 + 1 + 6 + 32]
 SPILL = (
     f"cannot reach nats://relay:{CANARY}@host:4222 or postgresql://u:{CANARY}@h/d?password={CANARY}"
     f" (password='{CANARY}', Authorization: Bearer {CANARY})"
@@ -59,6 +68,10 @@ def spill(message: Message) -> Outcome | None:
         ("relay", "--once", "--database", "SQLITE", "--broker", f"nats://a:{CANARY}@127.0.0.1:9"),
         ("relay", "--once", "--database", "SQLITE", "--broker", f"nats://{CANARY}@127.0.0.1:9"),
         ("relay", "--database", f"mysql://app:{CANARY}@127.0.0.1:9/x", "--broker", "stdout://"),
+        *(("relay", "--once", "--database", "SQLITE", "--broker", url) for url in ODD),
+        *(("doctor", "--database", "SQLITE", "--broker", url) for url in ODD),
+        ("relay", "--database", "SQLITE", "--broker", f"https://127.0.0.1/x#whsec_{CANARY}"),
+        ("relay", "--database", "SQLITE", "--broker", f"https://127.0.0.1/x#whsec_{CANARY}="),
     ],
 )
 def test_commands_that_fail(
@@ -72,7 +85,7 @@ def test_commands_that_fail(
     asyncio.run(migrate.install(url))
     monkeypatch.setenv("POSTROOM_DEBUG", debug)
     done = here(*(url if word == "SQLITE" else word for word in arguments))
-    assert done.returncode in (2, 3), done.stderr
+    assert done.returncode in (1, 2, 3), done.stderr
     assert CANARY not in done.stdout + done.stderr
 
 
@@ -194,3 +207,35 @@ def test_a_broker_of_the_routes_table_leaves_no_secret_on_record(
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
         recorded = connection.execute("SELECT * FROM postroom_meta").fetchall()
     assert CANARY not in done.stderr + repr(recorded)
+
+
+@pytest.mark.parametrize(
+    "broker",
+    [
+        *ODD,
+        f"https://app:{CANARY}@127.0.0.1:9/x?sig={CANARY}#secret={SECRETS}&allow=127.0.0.1:9",
+    ],
+)
+async def test_a_relay_shows_and_keeps_nothing_secret_of_a_brokers_url(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broker: str
+) -> None:
+    """It tells of its brokers when it starts and when one is down, and puts them on record."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    await migrate.install(url)
+    heard: list[Any] = []
+    caplog.set_level(logging.INFO, "postroom")
+    stop = signals.listen(lambda name, fields: heard.append((name, fields)))
+    relay = Relay(url, broker)
+    try:
+        async with relay:
+            await eventually_async(lambda: relay.report()["destinations"], 30)
+            report = json.dumps([relay.report(), relay.sender.brokers_down()])
+    finally:
+        stop()
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        recorded = connection.execute("SELECT * FROM postroom_meta").fetchall()
+    assert {"relay.started", "destination.down"} <= {name for name, _ in heard}
+    for text in (caplog.text, repr(heard), report, repr(recorded)):
+        assert "127.0.0.1:9" in text
+        assert CANARY not in text
+        assert SECRETS[-32:] not in text

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postroom.brokers.address import Address
+from postroom.brokers.amqp_frames import Frames
 from postroom.brokers.amqp_wire import (
     BLOCKED,
     NACKED,
@@ -112,7 +113,8 @@ class _Given:
 
 @functools.cache
 def _quiet() -> Any:
-    """aiormq's connection, without a traceback in the log when the server goes away."""
+    """aiormq's connection, without a traceback in the log when the server goes away, and with
+    frames that no message can make unreadable."""
     from aiormq.connection import Connection
 
     class Quiet(Connection):  # type: ignore[misc, unused-ignore]
@@ -121,6 +123,10 @@ def _quiet() -> Any:
             ending = self.loop.create_task(self.close(error))
             _ending.add(ending)
             ending.add_done_callback(_ending.discard)
+
+        # What `connect` starts for all that comes after the greeting.
+        async def _Connection__reader(self, frames: Any) -> None:
+            await super()._Connection__reader(Frames(frames.reader))  # type: ignore[misc]
 
     return Quiet
 

@@ -252,11 +252,18 @@ class AmqpSubscription:
             receipt=frame.delivery_tag,
             # RabbitMQ has no name for a message: one that nobody named is a new one each time.
             unnamed=str(named or f"{self._queue}:{uuid.uuid4()}"),
-            seen=int(table.get("x-delivery-count", 1 if frame.redelivered else 0)),
+            seen=_seen(table.get("x-delivery-count"), frame.redelivered),
         )
 
     def _unreachable(self, error: BaseException) -> Unreachable:
         return Unreachable(f"RabbitMQ was lost: {describe(error)}")
+
+
+def _seen(count: Any, redelivered: bool) -> int:
+    """How often it came before: RabbitMQ's count, unless a publisher has put something of its own
+    in that place."""
+    known = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+    return count if known else int(redelivered)
 
 
 async def _nowhere(_: Any) -> None:

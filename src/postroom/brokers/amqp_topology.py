@@ -102,6 +102,17 @@ def faults(queue: str, about: Mapping[str, Any]) -> Iterable[str]:
         yield f"queue {queue} drops its oldest messages when full: set overflow to reject-publish"
 
 
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """Follows nobody elsewhere: the password would go along."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+# Past every proxy of the environment, too: RabbitMQ's password is for RabbitMQ.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stays)
+
+
 async def _get(url: str, address: Address) -> Any:
     if not url.startswith(("http://", "https://")):
         raise Unreachable("management is the address of RabbitMQ's plugin, as http://host:15672")
@@ -110,7 +121,7 @@ async def _get(url: str, address: Address) -> Any:
     request = urllib.request.Request(url, headers=secret)  # noqa: S310  looked at above
 
     def get() -> Any:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
+        with _DIRECT.open(request, timeout=_SECONDS) as answer:
             return json.loads(answer.read(_MOST_BYTES))
 
     try:

@@ -212,7 +212,7 @@ def as_delivery(
     if isinstance(key, bytes):
         key = key.decode("utf-8", "backslashreplace")
     return delivery(
-        _texts(message.headers() or ()),
+        _headers_of(message),
         message.value() or b"",
         topic=topic,
         source=source,
@@ -221,6 +221,15 @@ def as_delivery(
         unnamed=f"{source}/{offset}",
         key=key,
     )
+
+
+def _headers_of(message: Any) -> dict[str, str]:
+    try:
+        return _texts(message.headers() or ())
+    except (UnicodeDecodeError, SystemError):  # the latter is how the library says it
+        # A name is no text, and the library gives no header of it at all. Without a type the
+        # consumer refuses it and goes on; raised here, it would come again for ever.
+        return {}
 
 
 def _texts(headers: Iterable[tuple[str, bytes | str | None]]) -> dict[str, str]:

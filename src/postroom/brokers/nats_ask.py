@@ -13,8 +13,7 @@ from typing import Any
 
 from postroom.brokers.invoke import describe
 from postroom.brokers.nats_link import Link
-from postroom.brokers.nats_wire import Arrived
-from postroom.brokers.receiving import plain_headers
+from postroom.brokers.nats_wire import Arrived, parsed_headers
 from postroom.errors import Unreachable
 from postroom.signals import redact
 
@@ -107,7 +106,7 @@ class AskingLink(Link):
     def _take(self, message: Any) -> None:
         """A message of a stream bears its own subject, all else that of a reply."""
         if message.reply:
-            headers = plain_headers((message.headers or {}).items())
+            headers = parsed_headers(message.headers or {})
             arrived = Arrived(message.subject, message.reply, headers, message.data)
             self._take_messages([arrived])
             return

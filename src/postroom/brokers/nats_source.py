@@ -24,7 +24,7 @@ from typing import Any, Literal
 from postroom.brokers.nats_ask import API, AskingLink, Refusal, publication
 from postroom.brokers.nats_durable import ASK_SECONDS, GROUP, MISSING, NANO, Durable
 from postroom.brokers.nats_tray import Receipt, Tray, lost_ranges
-from postroom.brokers.nats_wire import Arrived
+from postroom.brokers.nats_wire import PIN, Arrived
 from postroom.brokers.receiving import Delivery, delivery_of
 
 __all__ = ["Source"]
@@ -36,7 +36,6 @@ PULL_BYTES = 8 * 1024 * 1024
 PIECE = 5_000
 # So many refusals are sent at most; for more we wait until the time of the other has run out.
 MOST_REFUSALS = 200_000
-_PIN = "nats-pin-id"
 
 
 @dataclass(slots=True)
@@ -99,7 +98,7 @@ class Source:
     def on_message(self, answer: Arrived, receipt: Receipt, now: float) -> None:
         """A message of the stream."""
         headers = answer.headers
-        pin = headers.pop(_PIN, None)
+        pin = headers.pop(PIN, None)
         if self._pull is not None:
             self._pull.left -= 1
             if not self._pull.left:

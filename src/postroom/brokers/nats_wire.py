@@ -12,15 +12,26 @@ from typing import Any, NamedTuple
 
 from postroom.brokers.base import DELIVERED, Outcome, Permanent, Transient
 from postroom.brokers.invoke import describe
-from postroom.brokers.receiving import decoded, spelling
+from postroom.brokers.receiving import decoded, plain_headers, spelling
 from postroom.errors import InvalidMessage
 from postroom.messages import Message, attribute_text, check_topic, wire_headers, wire_time
 from postroom.signals import redact
 
-__all__ = ["Arrived", "answer_of", "message_headers", "no_stream", "publish_command"]
+__all__ = [
+    "PIN",
+    "Arrived",
+    "answer_of",
+    "message_headers",
+    "no_stream",
+    "parsed_headers",
+    "publish_command",
+]
+
+PIN = "Nats-Pin-Id"  # the server's own; in another spelling it is a header of the publisher's
 
 _NO_RESPONDERS = "503"
 _BLANKS = " \t\n\r\x0b\x0c"  # of bytes; text knows more
+_NOT_YOURS = ("nats-msg-id", "nats-pin-id")  # ours, and the server's: a publisher's are left out
 _TOO_LARGE = {10054, 10097}  # the message, its headers
 _NEVER = {10165, 10166}  # a Nats-TTL header that is wrong, or that the stream does not allow
 # Not this message's fault: no resources, no leader, no quorum, JetStream off, store full or failed.
@@ -73,9 +84,17 @@ def message_headers(raw: bytes) -> dict[str, str]:
     return found
 
 
+def parsed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The same from headers that nats-py has read."""
+    found = plain_headers((name, headers[name]) for name in headers if name != PIN)
+    return found | ({PIN: headers[PIN]} if PIN in headers else {})
+
+
 @functools.lru_cache(maxsize=4096)
 def _header_name(name: str) -> tuple[str, bool] | None:
     name = name.strip(_BLANKS)
+    if name == PIN:
+        return name, False
     return None if not name.isascii() or any(map(str.isspace, name)) else spelling(name)
 
 
@@ -134,8 +153,9 @@ def _head_with_own(message: Message, source: str, epoch: int) -> tuple[str, int]
     headers = wire_headers(message, source=source, epoch=epoch)
     # The binding of NATS has no other place for it, unlike that of HTTP.
     headers["ce-datacontenttype"] = attribute_text(message.content_type)
-    if "nats-msg-id" in (message.headers_json or "").lower():
-        headers = {name: headers[name] for name in headers if name.lower() != "nats-msg-id"}
+    given = (message.headers_json or "").lower()
+    if any(name in given for name in _NOT_YOURS):
+        headers = {name: headers[name] for name in headers if name.lower() not in _NOT_YOURS}
     lines = [f"{name}: {value}" for name, value in headers.items()]
     text = "\r\n".join(["NATS/1.0", f"Nats-Msg-Id: {message.broker_id}", *lines, "", ""])
     return text, len(lines) + 3

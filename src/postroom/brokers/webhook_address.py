@@ -148,7 +148,9 @@ def _options(fragment: str, extra: Mapping[str, str]) -> dict[str, list[str]]:
         name, _, value = part.partition("=")
         if name not in _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
-            raise ConfigurationError(f"a webhook has no option {name[:40]!r}: it has {known}")
+            # It may be a secret that was written without its name: no word of ours is so long.
+            shown = f" {name}" if re.fullmatch(r"[a-z_]{1,16}", name) else " of that name"
+            raise ConfigurationError(f"a webhook has no option{shown}: behind the # it has {known}")
         options.setdefault(name, []).append(unquote(value))
     for name, value in known_only("a webhook", extra, _OPTIONS).items():
         options.setdefault(name, [value])

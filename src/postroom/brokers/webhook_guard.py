@@ -26,15 +26,20 @@ _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _LONGEST_HOST = 253
 
+_METADATA = "a metadata service"
 # The registries of IANA for special purposes, and what clouds put on addresses that look public.
 _REFUSED: tuple[tuple[Network, str], ...] = tuple(
     (ipaddress.ip_network(network), why)
     for network, why in (
+        # First, since these stand inside ranges that a name on the allow-list may lead to.
+        ("100.100.100.200/32", _METADATA),
+        ("168.63.129.16/32", _METADATA),
+        ("fd00:ec2::/32", _METADATA),
+        ("fd20:ce::254/128", _METADATA),
         ("0.0.0.0/8", "unspecified"),
         ("10.0.0.0/8", "private"),
         ("100.64.0.0/10", "shared (CGNAT)"),
         ("127.0.0.0/8", "loopback"),
-        ("168.63.129.16/32", "a metadata service"),
         ("169.254.0.0/16", "link-local, where metadata services are"),
         ("172.16.0.0/12", "private"),
         ("192.0.0.0/24", "reserved"),
@@ -98,9 +103,12 @@ class Allowed:
         """Whether this host, by its name, is allowed on this port."""
         return host in self.hosts or f"{host}:{port}" in self.hosts
 
-    def covers(self, address: Address) -> bool:
-        """Whether this very address is allowed."""
-        return any(address in network for network in self.networks)
+    def covers(self, address: Address, *, alone: bool = False) -> bool:
+        """Whether this very address is allowed; `alone`: by itself, not as one of a network."""
+        return any(
+            address in network and (not alone or network.num_addresses == 1)
+            for network in self.networks
+        )
 
 
 def check_host(host: str, port: int, allowed: Allowed) -> str:
@@ -159,7 +167,10 @@ def literal(host: str) -> Address | None:
 def why_refused(address: Address, host: str, port: int, allowed: Allowed) -> str | None:
     """Why nobody may connect to this address as `host`; None: they may."""
     kind = _kind(address)
-    if kind is None or (allowed.covers(address) and not _has_zone(address)):
+    if kind is None:
+        return None
+    # Nobody means the machine's own secrets who allows the network they happen to lie in.
+    if allowed.covers(address, alone="metadata" in kind) and not _has_zone(address):
         return None
     if kind in _INSIDE and allowed.names(host, port):
         return None

@@ -21,7 +21,7 @@ from postroom.ops.keys import ROOM as KEYS
 from postroom.ops.screen import age, span
 from postroom.ops.status import look
 from postroom.outbox.store import ROOM as OUTBOX
-from postroom.signals import redact
+from postroom.signals import redact_url
 
 __all__ = ["Check", "Limits", "Patient", "examine", "fine", "warning", "wrong"]
 
@@ -395,7 +395,7 @@ async def _routes(patient: Patient) -> list[Check]:
     recorded = patient.state["routes"]
     if not patient.routes.urls or recorded is None:
         return []
-    mine = patient.routes.fingerprint(redact)
+    mine = patient.routes.fingerprint(redact_url)
     if mine == recorded:
         return [fine("routes", "they are those on record")]
     return [

@@ -10,7 +10,7 @@ from postroom.brokers.base import Broker, BrokerOptions, CanExamine, scheme_of
 from postroom.brokers.options import open_brokers
 from postroom.ops.doctor import Check, Patient, fine, warning, wrong
 from postroom.ops.house import ROOM
-from postroom.signals import redact
+from postroom.signals import redact, redact_url
 
 __all__ = ["brokers"]
 
@@ -45,7 +45,7 @@ async def _topics(patient: Patient) -> dict[str, list[str]]:
 
 
 async def _ask(url: str, broker: Broker, topics: Sequence[str], seconds: float) -> list[Check]:
-    name = redact(url)
+    name = redact_url(url)
     try:
         async with asyncio.timeout(seconds):
             await broker.ping()

@@ -106,7 +106,7 @@ class Office:
             )
 
     async def _check_routes(self) -> None:
-        mine = self.relay.routes.fingerprint(signals.redact)
+        mine = self.relay.routes.fingerprint(signals.redact_url)
         rows = await self._control.query(ROOM, "meta_read", item="routes")
         if rows and rows[0][0] != mine and not self.relay.rebind:
             raise RoutingChanged(

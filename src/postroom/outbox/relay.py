@@ -160,7 +160,7 @@ class Relay:
             "relay.started",
             incarnation=self.owner,
             database=self.database.target.safe,
-            brokers=[signals.redact(url) for url in self.routes.urls],
+            brokers=[signals.redact_url(url) for url in self.routes.urls],
         )
         try:
             while True:

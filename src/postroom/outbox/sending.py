@@ -44,7 +44,7 @@ from postroom.outbox.rules import (
     verdict,
 )
 from postroom.retry import RetryPolicy
-from postroom.signals import redact
+from postroom.signals import redact, redact_url
 
 __all__ = ["Sender"]
 
@@ -107,16 +107,16 @@ class Sender:
 
     def breakers(self) -> dict[str, Breaker]:
         """The destinations that are down, by their names for people."""
-        return {redact(name): b for name, b in self._breakers.items() if b.retry_at is not None}
+        return {redact_url(name): b for name, b in self._breakers.items() if b.retry_at is not None}
 
     def brokers_down(self) -> dict[str, str]:
         """The brokers that cannot take messages now, each with the reason."""
         now = self._clock()
-        down = {redact(url): text for url, text in list(self.unreachable.items())}
+        down = {redact_url(url): text for url, text in list(self.unreachable.items())}
         for url in self._brokers:
             breaker = self._breakers.get(url)
             if breaker is not None and breaker.is_open(now):
-                down.setdefault(redact(url), redact(f"{breaker.code}: {breaker.text}"))
+                down.setdefault(redact_url(url), redact(f"{breaker.code}: {breaker.text}"))
         return down
 
     def overdue(self, grace_seconds: float) -> str | None:
@@ -124,11 +124,11 @@ class Sender:
         it does not let itself be cancelled, and its lane hangs with it."""
         limit = self._clock() - self._timeout - grace_seconds
         late = [url for url, begun in list(self._sends.values()) if begun < limit]
-        return redact(late[0]) if late else None
+        return redact_url(late[0]) if late else None
 
     def adapter(self, topic: str) -> str:
         """Where messages of a topic go, for people: the broker's URL without its secrets."""
-        return redact(self._url(topic) or "none")
+        return redact_url(self._url(topic) or "none")
 
     def can_be_asked(self, topic: str) -> bool:
         """Whether the broker of a topic can say what became of a message."""
@@ -423,7 +423,7 @@ class Sender:
         seconds = breaker.failed(self._clock(), down.code, down.text, self._random)
         signals.emit(
             "destination.down",
-            destination=redact(name),
+            destination=redact_url(name),
             error_code=down.code,
             error=down.text,
             retry_in_seconds=round(seconds, 3),
@@ -434,7 +434,7 @@ class Sender:
         if breaker is None:
             return
         if breaker.succeeded(count):
-            signals.emit("destination.up", destination=redact(name))
+            signals.emit("destination.up", destination=redact_url(name))
         if breaker.allowance is None:
             del self._breakers[name]
 
