@@ -5,18 +5,20 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from link_room import __name__ as ROOM
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 from sqlalchemy.orm import Session
 
 from doors import DOORS, Door, answer
 from doors_handed import HANDED_DOORS
 from postroom import failpoints
 from postroom.databases.kinds import KINDS, find_kind, kind_of, link_of
-from postroom.databases.sqlalchemy import SQLAlchemyLink, manner_of
+from postroom.databases.sqlalchemy import LeanLink, SQLAlchemyLink, manner_of
 from postroom.errors import UnknownConnection
 from postroom.flow import Statement
+from servers import PostgresServer
 from stages import Stage, Stages
 
 DATA_TYPES = {"postgresql": "bytea", "mariadb": "LONGBLOB", "sqlite": "BLOB"}
@@ -165,3 +167,24 @@ print(sorted(drivers & {name.partition(".")[0] for name in sys.modules}))
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split("\n") == ["[]", "[]", ""]
+
+
+def test_a_lean_link_is_seen_by_whoever_watches_and_lets_go_of_what_is_lost(
+    postgres: PostgresServer,
+) -> None:
+    engine, heard = create_engine(postgres.url.replace("://", "+psycopg://", 1)), []
+    with engine.connect() as connection:
+        link = LeanLink(connection)
+        assert link.execute(Statement("", "look", {}, text="SELECT 1, 'a'")) == [(1, "a")]
+        event.listen(engine, "before_cursor_execute", lambda *told: heard.append(told[2]))
+        assert link.execute(Statement("", "look", {}, text="SELECT 2")) == [(2,)]
+        assert heard == ["SELECT 2"]
+    engine.dispose()
+    engine = create_engine(postgres.url.replace("://", "+psycopg://", 1))
+    with engine.connect() as connection:
+        link = LeanLink(connection)
+        kill = "SELECT pg_terminate_backend(pg_backend_pid())"
+        with pytest.raises(psycopg.OperationalError):
+            link.execute(Statement("", "kill", {}, text=kill))
+        assert connection.invalidated
+    engine.dispose()

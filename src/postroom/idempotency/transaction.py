@@ -13,8 +13,9 @@ from weakref import WeakKeyDictionary, WeakSet
 from sqlalchemy import Connection, Engine, event
 
 from postroom import failpoints, signals
-from postroom.databases.caller import carry_out
-from postroom.databases.sqlalchemy import SQLAlchemyLink
+from postroom.databases.caller import refuse_alone
+from postroom.databases.kinds import kind_of
+from postroom.databases.sqlalchemy import LeanLink
 from postroom.databases.trouble import is_conflict, waited_too_long
 from postroom.errors import WrongCall
 from postroom.flow import Flow, run
@@ -51,6 +52,7 @@ class KeyedTransaction:
         self.asked = asked
         self.mine: Mine | None = None
         self.may_commit = False
+        self._link = LeanLink(connection)
         self._root: Any = None
 
     def begin(self) -> Verdict | None:
@@ -62,8 +64,8 @@ class KeyedTransaction:
                 return None
             try:
                 # Refused where every statement would commit by itself.
-                flow = self._claim(self.asked)
-                verdict = carry_out(self.connection, flow, what=_WHAT, instead="turn")
+                refuse_alone(kind_of(self.connection), self._link, _WHAT)
+                verdict = run(self._claim(self.asked), self._link)
             except Exception as error:
                 self.roll_back()
                 if waited_too_long(error):
@@ -115,7 +117,7 @@ class KeyedTransaction:
         policy = self.asked.policy
         kept = for_storing(answer, policy)
         flow = store.finish(self.mine.claim, kept, keep_seconds=policy.keep_seconds)
-        if not run(flow, SQLAlchemyLink(self.connection)):
+        if not run(flow, self._link):
             raise WrongCall("the record of this request is gone from its own transaction")
 
     def _tell_executed(self, answer: Answer) -> None:
