@@ -590,6 +590,17 @@ def test_settings(url: str, extra: dict[str, str], expected: dict[str, str]) -> 
         ("kafka://host?s3cr3t", {}, "bad Kafka URL"),
         ("kafka://", {"max_outstanding": "0"}, "max_outstanding"),
         ("kafka://?acks=1", {}, "acks is not yours to set"),
+        *(
+            (
+                f"kafka://?enable.ssl.certificate.verification={no}",
+                {},
+                "must be true, else a server",
+            )
+            for no in ("false", "0", "f", "False")
+        ),
+        ("kafka://", {"enable_ssl_certificate_verification": "false"}, "verification must be true"),
+        ("kafka://?ssl.endpoint.identification.algorithm=none", {}, "must be https, else"),
+        ("kafka://?isolation.level=read_uncommitted", {}, "must be read_committed, else"),
         ("kafka://", {"enable.idempotence": "false"}, "enable.idempotence is not yours"),
         ("kafka://", {"no_such": "s3cr3t"}, 'No such configuration property: "no.such"'),
         ("kafka://?no.such=s3cr3t", {}, 'No such configuration property: "no.such"'),

@@ -18,7 +18,6 @@ from helpers import eventually_async
 from postroom.brokers import memory
 from postroom.config import RelaySettings, Routes
 from postroom.databases import migrate
-from postroom.errors import ConfigurationError
 from postroom.messages import new_id
 from postroom.ops import doctor_servers
 from postroom.ops.doctor import Limits, examine
@@ -374,9 +373,34 @@ def test_brokers_are_asked(here: Here, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("broker", "text"),
+    [
+        ("pigeon://x:secret@y", "no broker for pigeon"),
+        ("pigeon", "is not a broker URL"),
+        ("nats://127.0.0.1:9?speed=1", "'speed' is not an option of nats"),
+        ("amqp://u:secret@127.0.0.1:x", "bad broker URL"),
+        ("https://hooks.example/x#secret@1=", "has no option"),
+        ("call:receivers:nobody", "nobody"),
+    ],
+)
+def test_a_broker_that_cannot_be_opened_is_a_finding_among_others(
+    here: Here, tmp_path: Path, broker: str, text: str
+) -> None:
+    house = House(f"sqlite:///{tmp_path}/app.db")
+    house.install()
+    Path("postroom.toml").write_text('[relay.routes]\n"orders" = "stdout://"\n')
+    report = said(here, "doctor", *url(house), "--broker", broker, code=1)["checks"]
+    brokers = {each["level"]: each for each in report if each["name"] == "brokers"}
+    assert text in brokers["wrong"]["text"]
+    assert "correct its URL" in brokers["wrong"]["remedy"]
+    assert "stdout:// can be reached" in brokers["ok"]["text"]
+    assert "secret@" not in json.dumps(report)
+    assert {"schema", "lanes", "clocks"} <= {each["name"] for each in report}
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("--broker", "pigeon://x"), 2, "no broker for pigeon"),
         (("--max-age", "soon"), 2, "write 90s, 15m, 24h or 7d"),
         (("--nonsense",), 2, "nonsense"),
         (("--database", "postgresql://127.0.0.1:9/x"), 3, "127.0.0.1"),
@@ -453,5 +477,3 @@ async def test_a_brokers_own_word_about_its_topology(
         assert not any("no JetStream stream" in text for _, text in told)
         await client.jetstream().delete_stream(topic)
     house.close()
-    with pytest.raises(ConfigurationError, match="'speed' is not an option of nats"):
-        await topology(nats={"speed": "1"})

@@ -17,6 +17,7 @@ __all__ = [
     "BrokerOptions",
     "CanExamine",
     "CanLookUp",
+    "CanTellHowLong",
     "Capabilities",
     "Delivered",
     "Outcome",
@@ -138,6 +139,15 @@ class CanExamine(Protocol):
 
     async def examine(self, topics: Sequence[str]) -> list[str]:
         """A sentence for each danger, with what to do about it; raises `Unreachable`."""
+
+
+@runtime_checkable
+class CanTellHowLong(Protocol):
+    """A broker that knows how long it keeps messages, whether they were received or not."""
+
+    async def keeps(self, topics: Sequence[str]) -> dict[str, float | None]:
+        """For how many seconds each topic's messages may still come, None: for ever. A topic it
+        cannot tell of is left out; raises `Unreachable`."""
 
 
 def is_request(message: Message) -> bool:

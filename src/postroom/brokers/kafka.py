@@ -150,6 +150,15 @@ class KafkaBroker:
             raise Unreachable(f"cannot look at Kafka at {self}: {self._clients.said(found)}")
         return found
 
+    async def keeps(self, topics: Sequence[str]) -> dict[str, float | None]:
+        """For how many seconds Kafka keeps messages of these topics; None: for ever."""
+        await self.ping()
+        admin, seconds = self._clients.admin(), self._options.send_timeout_seconds
+        found = await in_thread(_kept(lambda: admin.keeps(topics, seconds)))
+        if isinstance(found, Exception):
+            raise Unreachable(f"cannot look at Kafka at {self}: {self._clients.said(found)}")
+        return found
+
     async def close(self) -> None:
         """Let sends that have begun come to their end, then let go of the producer."""
         self._closed = True

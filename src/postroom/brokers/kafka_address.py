@@ -57,6 +57,22 @@ OWN = frozenset(
     }
 )
 
+# What may be said, but not undone: each with the one value it may have, and why.
+_ALWAYS = {
+    "enable.ssl.certificate.verification": (
+        "true",
+        "a server nobody has verified could take the messages: name its certificate in tls_ca",
+    ),
+    "ssl.endpoint.identification.algorithm": (
+        "https",
+        "a server of any other name could take the messages: give it a certificate of its name",
+    ),
+    "isolation.level": (
+        "read_committed",
+        "what a transaction took back would be handled: leave it out",
+    ),
+}
+
 
 @dataclass(frozen=True, repr=False)
 class Address:
@@ -96,6 +112,9 @@ class Address:
             raise ConfigurationError(
                 f"{refused[0]} is not yours to set: Postroom's promises need it"
             )
+        for name, (value, why) in _ALWAYS.items():
+            if settings.get(name, value).lower() != value:
+                raise ConfigurationError(f"{name} must be {value}, else {why}")
         if at:
             settings["sasl.username"] = unquote(user)
             settings["sasl.password"] = unquote(password) if colon else ""

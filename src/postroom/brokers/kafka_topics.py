@@ -85,6 +85,13 @@ class Admin:
                 warnings += _dangers(topic, copies, settings.get(topic, {}))
         return warnings
 
+    def keeps(self, topics: Sequence[str], seconds: float) -> dict[str, float | None]:
+        """The seconds for which Kafka keeps messages of these topics; None: for ever."""
+        cluster = self._client.list_topics(timeout=seconds)
+        there = [topic for topic in topics if topic in cluster.topics]
+        settings = self._configuration("TOPIC", there, seconds)
+        return {topic: _kept_seconds(found) for topic, found in settings.items()}
+
     def give_up(self) -> list[Any]:
         """End it. Gives the client, in a box that holds the last reference to it."""
         box = [self._client] if self._client is not None else []
@@ -110,6 +117,12 @@ class Admin:
     def _on_error(self, error: Any) -> None:
         if error.code() != ALL_BROKERS_DOWN or self.error is None:  # which says nothing of why
             self.error = self._without_secrets(error.str())
+
+
+def _kept_seconds(settings: dict[str, str]) -> float | None:
+    milliseconds = int(settings.get("retention.ms", -1))
+    for_ever = milliseconds < 0 or "delete" not in settings.get("cleanup.policy", "delete")
+    return None if for_ever else milliseconds / 1000
 
 
 def _missing(topic: str, creates: bool) -> str:

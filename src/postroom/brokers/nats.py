@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from postroom.brokers.base import (
@@ -30,7 +30,7 @@ from postroom.brokers.invoke import describe
 from postroom.brokers.nats_address import Address
 from postroom.brokers.nats_ask import AskingLink, Refusal
 from postroom.brokers.nats_durable import Durable
-from postroom.brokers.nats_examine import examine
+from postroom.brokers.nats_examine import examine, keeps
 from postroom.brokers.nats_link import Link, Sending
 from postroom.brokers.nats_receive import NatsSubscription
 from postroom.brokers.nats_tray import durable_name
@@ -53,6 +53,7 @@ ACK_WAIT_SECONDS = 30
 _CHUNK_ROWS = 128
 _CHUNK_BYTES = 256 * 1024
 L = TypeVar("L", bound=Link)
+_T = TypeVar("_T")
 _ECHO_AT = 0.75  # of the send timeout: time enough for the server to show that it lives
 
 
@@ -131,11 +132,20 @@ class NatsBroker:
 
     async def examine(self, topics: Sequence[str]) -> list[str]:
         """A sentence for each setting of a stream that could lose messages of these topics."""
+        return await self._ask(examine, topics)
+
+    async def keeps(self, topics: Sequence[str]) -> dict[str, float | None]:
+        """For how many seconds the streams of these topics keep messages; None: for ever."""
+        return await self._ask(keeps, topics)
+
+    async def _ask(
+        self, question: Callable[[Any, Sequence[str]], Awaitable[_T]], topics: Sequence[str]
+    ) -> _T:
         link = await self._connect_to_ask()
         if isinstance(link, Transient):
             raise Unreachable(link.text)
         try:
-            return await examine(link, [check_topic(topic) for topic in topics])
+            return await question(link, [check_topic(topic) for topic in topics])
         except Refusal as refusal:
             raise Unreachable(f"NATS at {self}: {refusal}") from None
         finally:

@@ -11,7 +11,7 @@ from postroom.brokers.nats_receive import stream_of
 from postroom.brokers.nats_tray import PREFIX
 from postroom.brokers.nats_wire import no_stream
 
-__all__ = ["dangers", "examine"]
+__all__ = ["dangers", "examine", "keeps"]
 
 # A relay that died is followed by another after its lease, which sends again what had no answer.
 DUPLICATE_SECONDS = 60
@@ -31,6 +31,21 @@ async def examine(link: AskingLink, topics: Sequence[str]) -> list[str]:
     for stream in streams:
         info = await link.ask(f"STREAM.INFO.{stream}", None, link.now + ASK_SECONDS)
         found += dangers(info, await _durables(link, stream))
+    return found
+
+
+async def keeps(link: AskingLink, topics: Sequence[str]) -> dict[str, float | None]:
+    """The seconds after which their streams delete messages of these topics; None: never."""
+    ages: dict[str, float | None] = {}
+    found: dict[str, float | None] = {}
+    for topic in topics:
+        stream = await stream_of(link, topic)
+        if stream is None:
+            continue
+        if stream not in ages:
+            info = await link.ask(f"STREAM.INFO.{stream}", None, link.now + ASK_SECONDS)
+            ages[stream] = int(info["config"].get("max_age") or 0) / _NANO or None
+        found[topic] = ages[stream]
     return found
 
 

@@ -318,7 +318,9 @@ async def _inbox(patient: Patient) -> list[Check]:
                 "raise keep_inbox_seconds, or discard it",
             )
         )
-    return found or [fine("inbox", "consumers remember longer than anything may come again")]
+    return found or [
+        fine("inbox", "consumers remember longer than anything may be replayed or redriven")
+    ]
 
 
 async def _keys(patient: Patient) -> list[Check]:
