@@ -231,6 +231,8 @@ class Carrier:
             return handler, self.desk.handlers.content(handler, letter)
         except InvalidMessage as error:
             raise HandlerFailed(letter, Rejected(str(error), code="unreadable")) from error
+        except Exception as error:  # whatever it is, it is no fault of the database
+            raise HandlerFailed(letter, error) from error
 
 
 async def _result(handler: Handler, letter: Letter, content: Any, given: Any) -> None:
