@@ -238,6 +238,21 @@ async def test_names_no_database_would_take(house: House) -> None:
     assert set(keys) == {long, long + "x"}
 
 
+@pytest.mark.parametrize("odd", ["nul \x00", "\ud800", "x" * 3000], ids=["nul", "half", "long"])
+async def test_headers_no_database_would_take(house: House, odd: str) -> None:
+    """A dead letter names its aggregate, which is the publisher's own text, and so is the id."""
+    named = {"aggregate_type": odd, "aggregate_id": odd, "type": "strange"}
+    first = note(None, 2)._replace(id=odd)
+    await house.send(note(None, 0, **named), note(None, 1), first)
+    await house.send(first._replace(payload=b'{"key":null,"n":3}'))
+    done = await house.applying(concurrency=1).drain_once()
+    assert (done.handled, done.buried) == (2, 2)
+    assert sorted(house.effects()) == [(None, 1), (None, 2)]
+    codes = sorted(letter["error_code"] for letter in house.letters())
+    assert codes == ["content_changed", "unknown_type"]
+    assert house.said("database.lost") == []
+
+
 async def test_two_processes_try_a_message_once(house: House) -> None:
     """Both look for what is due; each attempt is made by one of them."""
     runs = Counter[int]()
