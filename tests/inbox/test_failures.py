@@ -1,6 +1,7 @@
 """Handlers that fail: rolled back, kept in the order of their key, tried again, and buried."""
 
 import asyncio
+import hashlib
 from collections import Counter
 from typing import Any
 
@@ -173,6 +174,41 @@ async def test_the_same_id_with_other_content_is_buried_and_not_skipped(house: H
     await house.applying().drain_once()
     assert len(house.letters()) == 1
     assert house.broker.unacknowledged("billing") == 0
+
+
+async def test_the_same_id_of_another_type_or_source_is_another_message(house: House) -> None:
+    """An id is unique within its source only, and a type says what the content means."""
+    consumer, seen = house.consumer(concurrency=1), list[str]()
+    for name in ("note", "note.withdrawn"):
+
+        @consumer.on(name)
+        async def handle(event: Any, tx: Any, received: Any) -> None:
+            seen.append(f"{received.type} from {received.headers['ce-source']}")
+
+    first = note("k", 1)
+    steps = [(first, "postroom"), (first._replace(type="note.withdrawn"), "postroom")]
+    for message, source in [*steps, (first, "elsewhere"), (first, "postroom")]:
+        house.broker.source = source
+        await house.send(message)
+        await consumer.drain_once()
+    assert seen == ["note from postroom"]
+    assert [letter["error_code"] for letter in house.letters()] == ["content_changed"] * 2
+    assert consumer.tally.duplicates == 1
+    assert house.broker.unacknowledged("billing") == 0
+
+
+async def test_what_was_handled_under_once_is_a_duplicate(house: House) -> None:
+    """Who goes over from `inbox.once` to a consumer of the same name has lost nothing."""
+    first = note("k", 1)
+    digest = hashlib.sha256(first.payload).hexdigest()
+    house.stage.query(
+        "INSERT INTO {p}inbox (consumer, message_id, digest) VALUES ('billing', %s, %s)",
+        first.id,
+        digest,
+    )
+    await house.send(first, first._replace(payload=b"{}"))
+    assert (await house.applying().drain_once()).duplicates == 1
+    assert [letter["error_code"] for letter in house.letters()] == ["content_changed"]
 
 
 async def test_the_same_id_twice_in_one_batch(house: House) -> None:

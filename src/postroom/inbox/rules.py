@@ -118,6 +118,13 @@ class Letter(NamedTuple):
     def size(self) -> int:
         return len(self.payload)
 
+    def is_copy_of(self, known: str | None) -> bool:
+        """Whether it is what was taken on under its id. `once` knows the content alone, or not even
+        that; who goes over from it to a consumer of the same name has its digests."""
+        if known is None or known == self.digest:
+            return True
+        return known == hashlib.sha256(self.payload).hexdigest()
+
     @property
     def letter_id(self) -> str:
         """The id of its dead letter, which must be a UUID."""
@@ -146,13 +153,14 @@ class Letter(NamedTuple):
 def letter_of(delivery: Delivery, epoch: int = 0) -> Letter:
     """A delivery as a consumer works on it, received under this epoch of its seat."""
     id, type, topic, key, content_type, headers, payload, *_ = delivery
+    type = storable(type, NAME_CHARACTERS)
     return Letter(
         id=id,
         record=_name(id),
-        digest=hashlib.sha256(payload).hexdigest(),
+        digest=_digest(type, headers, payload),
         topic=_name(topic),
         key=None if key is None else _name(key),
-        type=storable(type, NAME_CHARACTERS),
+        type=type,
         content_type=storable(content_type, NAME_CHARACTERS),
         headers=headers,
         payload=payload,
@@ -185,7 +193,7 @@ def parked(row: Sequence[object]) -> Letter:
     return Letter(
         id=headers.get("ce-id", one.message_id),
         record=one.message_id,
-        digest=hashlib.sha256(payload).hexdigest(),
+        digest=_digest(one.type, headers, payload),
         topic=one.topic,
         key=one.key,
         type=one.type,
@@ -197,6 +205,14 @@ def parked(row: Sequence[object]) -> Letter:
         history=one.history,
         redrives=one.redrives,
     )
+
+
+def _digest(type: str, headers: dict[str, str], payload: bytes) -> str:
+    """What must be the same for two to be one message: type, CloudEvents source and payload, as
+    they arrived. An id is unique within its source only."""
+    source = headers.get("ce-source", "")
+    whose = f"{len(type)} {type} {len(source)} {source} "
+    return hashlib.sha256(whose.encode("utf-8", "replace") + payload).hexdigest()
 
 
 def _name(text: str) -> str:

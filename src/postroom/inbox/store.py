@@ -122,7 +122,7 @@ class Store:
         for letter in letters:
             if letter.record in claimed and first[letter.record] is letter:
                 fresh.append(letter)
-            elif known.get(letter.record) in (None, letter.digest):
+            elif letter.is_copy_of(known.get(letter.record)):
                 opened.duplicates.append(letter)
             else:
                 opened.changed.append(letter)

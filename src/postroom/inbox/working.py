@@ -250,8 +250,8 @@ class Worker(Carrier):
 
     def _changed(self, letter: Letter) -> Failure:
         said = (
-            f"message {letter.id} came again with other content: its publisher used the id twice, "
-            "or it was changed on its way"
+            f"message {letter.id} came again with other content, of another type or from another "
+            "source: its publisher used the id twice, or it was changed on its way"
         )
         return self._failed(letter.changed(), Bury("content_changed", storable(said)), 1)
 
