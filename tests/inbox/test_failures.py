@@ -10,7 +10,7 @@ from consuming import QUICK_RETRY, House, apply, note, notes
 
 from helpers import eventually_async
 from postroom import Consumer, Rejected
-from postroom.inbox.rules import LOST_TRIES
+from postroom.inbox.rules import DROPPED, LOST_TRIES
 from postroom.retry import RetryPolicy
 
 SLOW_RETRY = RetryPolicy((60.0,), attempts=3)
@@ -287,6 +287,36 @@ async def test_headers_no_database_would_take(house: House, odd: str) -> None:
     codes = sorted(letter["error_code"] for letter in house.letters())
     assert codes == ["content_changed", "unknown_type"]
     assert house.said("database.lost") == []
+
+
+async def test_headers_larger_than_any_column(house: House) -> None:
+    """The largest are left out whole and named, and the message is tried again as any other."""
+    consumer, seen = house.consumer(), list[dict[str, str]]()
+
+    @consumer.on("note")
+    async def handle(event: Any, tx: Any, received: Any) -> None:
+        seen.append(received.headers)
+        if len(seen) == 1:
+            raise RuntimeError
+
+    sent = note("k", 1, headers={"x-large": "y" * (17 * 1024 * 1024), "x-small": "z"})
+    await house.send(sent)
+    async with consumer:
+        await eventually_async(lambda: len(seen) == 2 and not house.held())
+    first, again = seen
+    assert len(first["x-large"]) > len(again.get("x-large", ""))
+    assert again[DROPPED] == "x-large"
+    assert (again["x-small"], again["ce-id"]) == ("z", sent.id)
+
+
+@pytest.mark.parametrize("kept", ['{"x-cut": "y', "[1]", '{"x": 1}', "["])
+async def test_headers_that_cannot_be_read_are_none(house: House, kept: str) -> None:
+    """Whoever spoiled them: the message is handled, and nobody goes in circles."""
+    await house.send(note("k", 1))
+    await failing(house, {("k", 1): 1}, retry=SLOW_RETRY).drain_once()
+    house.stage.query("UPDATE {p}inbox_held SET headers = %s, next_attempt_at = held_at", kept)
+    assert (await failing(house, {}).drain_once()).handled == 1
+    assert house.held() == []
 
 
 async def test_two_processes_try_a_message_once(house: House) -> None:
