@@ -125,3 +125,35 @@ def test_content_types() -> None:
     assert plain(b"[1]", "text/plain") == b"[1]"
     with pytest.raises(InvalidMessage, match="JSON"):
         plain(b"[" * 100_000, "application/json")
+
+
+@dataclasses.dataclass
+class Picky:
+    amount: float | None = None
+    wide: float | str = ""
+    counts: dict[int, int] = dataclasses.field(default_factory=dict)
+    tags: frozenset[Any] = frozenset()
+    colour: Colour = Colour.red
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        if self.error:
+            raise {"key": KeyError, "system": OSError, "depth": RecursionError}[self.error]("why")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"amount": 10**400},
+        {"wide": 10**400},
+        {"counts": {"canary": 1}},
+        {"tags": [{"canary": 1}]},
+        {"colour": ["canary"]},
+        *({"error": each} for each in ("key", "system", "depth")),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_whatever_goes_wrong_the_payload_does_not_fit(value: Any) -> None:
+    with pytest.raises(InvalidMessage, match="Picky") as caught:
+        decode(Picky, value)
+    assert "canary" not in str(caught.value)

@@ -1,6 +1,7 @@
 """Handlers that fail: rolled back, kept in the order of their key, tried again, and buried."""
 
 import asyncio
+import hashlib
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,7 @@ from consuming import QUICK_RETRY, House, apply, note, notes
 
 from helpers import eventually_async
 from postroom import Consumer, Rejected
-from postroom.inbox.rules import LOST_TRIES
+from postroom.inbox.rules import DROPPED, LOST_TRIES
 from postroom.retry import RetryPolicy
 
 SLOW_RETRY = RetryPolicy((60.0,), attempts=3)
@@ -175,6 +176,41 @@ async def test_the_same_id_with_other_content_is_buried_and_not_skipped(house: H
     assert house.broker.unacknowledged("billing") == 0
 
 
+async def test_the_same_id_of_another_type_or_source_is_another_message(house: House) -> None:
+    """An id is unique within its source only, and a type says what the content means."""
+    consumer, seen = house.consumer(concurrency=1), list[str]()
+    for name in ("note", "note.withdrawn"):
+
+        @consumer.on(name)
+        async def handle(event: Any, tx: Any, received: Any) -> None:
+            seen.append(f"{received.type} from {received.headers['ce-source']}")
+
+    first = note("k", 1)
+    steps = [(first, "postroom"), (first._replace(type="note.withdrawn"), "postroom")]
+    for message, source in [*steps, (first, "elsewhere"), (first, "postroom")]:
+        house.broker.source = source
+        await house.send(message)
+        await consumer.drain_once()
+    assert seen == ["note from postroom"]
+    assert [letter["error_code"] for letter in house.letters()] == ["content_changed"] * 2
+    assert consumer.tally.duplicates == 1
+    assert house.broker.unacknowledged("billing") == 0
+
+
+async def test_what_was_handled_under_once_is_a_duplicate(house: House) -> None:
+    """Who goes over from `inbox.once` to a consumer of the same name has lost nothing."""
+    first = note("k", 1)
+    digest = hashlib.sha256(first.payload).hexdigest()
+    house.stage.query(
+        "INSERT INTO {p}inbox (consumer, message_id, digest) VALUES ('billing', %s, %s)",
+        first.id,
+        digest,
+    )
+    await house.send(first, first._replace(payload=b"{}"))
+    assert (await house.applying().drain_once()).duplicates == 1
+    assert [letter["error_code"] for letter in house.letters()] == ["content_changed"]
+
+
 async def test_the_same_id_twice_in_one_batch(house: House) -> None:
     first = note("k", 1)
     await house.send(first, first, first._replace(payload=b'{"key":"k","n":2}'))
@@ -236,6 +272,51 @@ async def test_names_no_database_would_take(house: House) -> None:
     async with consumer:
         await eventually_async(lambda: len(keys) >= 4 and not house.held())
     assert set(keys) == {long, long + "x"}
+
+
+@pytest.mark.parametrize("odd", ["nul \x00", "\ud800", "x" * 3000], ids=["nul", "half", "long"])
+async def test_headers_no_database_would_take(house: House, odd: str) -> None:
+    """A dead letter names its aggregate, which is the publisher's own text, and so is the id."""
+    named = {"aggregate_type": odd, "aggregate_id": odd, "type": "strange"}
+    first = note(None, 2)._replace(id=odd)
+    await house.send(note(None, 0, **named), note(None, 1), first)
+    await house.send(first._replace(payload=b'{"key":null,"n":3}'))
+    done = await house.applying(concurrency=1).drain_once()
+    assert (done.handled, done.buried) == (2, 2)
+    assert sorted(house.effects()) == [(None, 1), (None, 2)]
+    codes = sorted(letter["error_code"] for letter in house.letters())
+    assert codes == ["content_changed", "unknown_type"]
+    assert house.said("database.lost") == []
+
+
+async def test_headers_larger_than_any_column(house: House) -> None:
+    """The largest are left out whole and named, and the message is tried again as any other."""
+    consumer, seen = house.consumer(), list[dict[str, str]]()
+
+    @consumer.on("note")
+    async def handle(event: Any, tx: Any, received: Any) -> None:
+        seen.append(received.headers)
+        if len(seen) == 1:
+            raise RuntimeError
+
+    sent = note("k", 1, headers={"x-large": "y" * (17 * 1024 * 1024), "x-small": "z"})
+    await house.send(sent)
+    async with consumer:
+        await eventually_async(lambda: len(seen) == 2 and not house.held())
+    first, again = seen
+    assert len(first["x-large"]) > len(again.get("x-large", ""))
+    assert again[DROPPED] == "x-large"
+    assert (again["x-small"], again["ce-id"]) == ("z", sent.id)
+
+
+@pytest.mark.parametrize("kept", ['{"x-cut": "y', "[1]", '{"x": 1}', "["])
+async def test_headers_that_cannot_be_read_are_none(house: House, kept: str) -> None:
+    """Whoever spoiled them: the message is handled, and nobody goes in circles."""
+    await house.send(note("k", 1))
+    await failing(house, {("k", 1): 1}, retry=SLOW_RETRY).drain_once()
+    house.stage.query("UPDATE {p}inbox_held SET headers = %s, next_attempt_at = held_at", kept)
+    assert (await failing(house, {}).drain_once()).handled == 1
+    assert house.held() == []
 
 
 async def test_two_processes_try_a_message_once(house: House) -> None:

@@ -7,11 +7,19 @@ import pytest
 
 from doors import DOORS, Door, Open
 from postroom import inbox
-from postroom.errors import InvalidMessage
+from postroom.errors import InvalidMessage, WrongCall
 from postroom.inbox import Guarded
 from stages import Stage, Stages
 
 each_door = pytest.mark.parametrize("door", DOORS, ids=str)
+one_door_a_database = pytest.mark.parametrize(
+    "door",
+    [
+        next(d for d in DOORS if d.kind == kind)
+        for kind in ("psycopg.Connection", "pymysql.Connection", "sqlite3.Connection")
+    ],
+    ids=str,
+)
 one_door = pytest.mark.parametrize("door", DOORS[:1], ids=str)
 
 
@@ -70,6 +78,28 @@ async def test_a_function_is_called_once_for_a_key(opened: Open) -> None:
     assert not await do(opened, "execute_once", "charge", "order-7", function)
     assert await do(opened, "execute_once", "charge", "order-8", function)
     assert len(calls) == 2
+
+
+@one_door_a_database
+async def test_an_async_function_is_not_taken_for_one_that_has_run(
+    opened: Open, stage: Stage
+) -> None:
+    calls = []
+
+    async def charge() -> None:
+        calls.append(1)
+
+    class Charge:
+        __call__ = staticmethod(charge)
+
+    for function in (charge, Charge(), lambda: charge()):
+        with pytest.raises(WrongCall, match=r"await inbox\.execute_once_async"):
+            await opened.call(inbox.execute_once, opened.tx, "charge", "order-7", function)
+        await opened.rollback()
+    assert stage.query("SELECT consumer FROM {p}inbox") == []
+    paid = lambda: calls.append(2)  # noqa: E731
+    assert await do(opened, "execute_once", "charge", "order-7", paid)
+    assert calls == [2]
 
 
 @one_door

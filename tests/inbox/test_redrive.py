@@ -11,6 +11,7 @@ from postroom.errors import Refused
 from postroom.ops import actions
 from postroom.ops import jobs as jobs_room
 from postroom.ops.jobs import Wish
+from postroom.ops.prune import prune
 from postroom.retry import RetryPolicy
 
 ONCE = RetryPolicy(attempts=1)
@@ -122,3 +123,24 @@ async def test_many_at_once_as_a_job(house: House) -> None:
     told = (await jobs_room.show(url, job.id)).told()
     assert told["delivered"] == 3
     assert (await jobs_room.count(url, "redrive", Wish())) == []
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_what_it_still_has_is_not_forgotten(house: House, key: str | None) -> None:
+    """A copy of a dead letter that came long ago is a duplicate, so that it is applied once. The
+    statement is the relay's own."""
+    sent, old = note(key, 1), note(key, 0)
+    await house.send(old, sent)
+    assert (await dying(house, "billing", 1).drain_once()).buried == 1
+    (pruned,) = await prune(house.stage.url, {"inbox": 0}, given=True)
+    assert (pruned.count, pruned.left) == (1, 0)
+    assert house.inbox() == [sent.id], "the other was handled"
+    await house.send(sent)
+    done = await dying(house, "billing", 1).drain_once()
+    assert (done.handled, done.duplicates) == (0, 1)
+    await actions.retry(house.stage.url, sent.id)
+    assert (await dying(house, "billing").drain_once()).handled == 1
+    assert [n for _, n in house.effects()] == [0, 1]
+    # Then it is remembered from now on, and forgotten in its time.
+    (pruned,) = await prune(house.stage.url, {"inbox": 0}, given=True)
+    assert (pruned.count, house.inbox()) == (1, [])

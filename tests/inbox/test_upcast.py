@@ -122,6 +122,49 @@ async def test_what_waits_is_read_before_a_deployment(house: House) -> None:
     assert reading.complete
 
 
+@message("price.v1", topic="orders")
+@dataclasses.dataclass
+class Price:
+    amount: float
+
+    def __post_init__(self) -> None:
+        if self.amount < 0:
+            raise LookupError("no such price")
+
+
+async def test_content_that_cannot_be_made_is_buried_and_stops_nobody(house: House) -> None:
+    """Neither the consumer, which goes on with the next, nor a look at what waits."""
+    amounts = (b"1" + b"0" * 400, b"-1", b"5")
+    odd = [
+        make_message(b'{"amount": %b}' % amount, type="price.v1", topic="orders")
+        for amount in amounts
+    ]
+    waiting = house.consumer(retry=RetryPolicy((60.0,)))
+
+    @waiting.on("price.v1")
+    async def fail(event: Any, tx: Any) -> None:
+        raise RuntimeError("not now")
+
+    await house.send(*odd)
+    assert (await waiting.drain_once()).failed == 3
+    consumer, seen = house.consumer("pricing"), list[float]()
+
+    @consumer.on(Price)
+    async def handle(event: Price, tx: Any) -> None:
+        seen.append(event.amount)
+
+    done = await consumer.drain_once()
+    assert (done.handled, done.buried, seen) == (1, 2, [5.0])
+    assert {letter["error_code"] for letter in house.letters()} == {"unreadable"}
+    assert all(len(letter["history"]) == 1 for letter in house.letters())
+    assert house.said("database.lost") == []
+    new = house.consumer()
+    new.on(Price)(handle)
+    reading = await read_all(house.stage.url, [new])
+    assert (reading.read["held by billing"], reading.read["dead"]) == (3, 2)
+    assert reading.unreadable == 4  # those two, as both have them
+
+
 async def _publish(house: House, *drafts: Draft) -> None:
     consumer = house.consumer(f"helper-{uuid.uuid4().hex[:6]}", topics=["helper"])
 

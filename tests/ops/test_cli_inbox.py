@@ -126,6 +126,38 @@ def test_what_is_refused(
     assert said in done.stderr
 
 
+@pytest.mark.parametrize("command", ["consume", "doctor"])
+@pytest.mark.parametrize(
+    ("where", "content", "said"),
+    [
+        ("bills:x", "1 / 0", "ZeroDivisionError: division by zero ("),
+        ("bills", "raise KeyError('a')", "KeyError: 'a' ("),
+        ("bills:x", "def (", "SyntaxError: "),
+        ("bills:x", "raise SystemExit(7)", "SystemExit: 7 ("),
+        ("bills:x", "import nowhere", "No module named 'nowhere'"),
+        ("bills:x", "from postroom import Consumer; Consumer('', 'sqlite://')", "name"),
+        ("", "", "'' names no module: write module:variable"),
+        (".bills", "", "'.bills' names no module"),
+        (":x", "", "':x' names no module"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_sentence(
+    here: Here, tmp_path: Path, command: str, where: str, content: str, said: str
+) -> None:
+    house = House(f"sqlite:///{tmp_path}/app.db")
+    house.install()
+    Path("bills.py").write_text(f"{content}\n")
+    url = ("--database", house.url)
+    words = (
+        ("consume", where, "--once") if command == "consume" else ("doctor", "--readable", where)
+    )
+    done = here(*words, *url)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert done.stderr.startswith("postroom: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_what_was_handled_long_ago_is_forgotten(house: House, here: Here) -> None:
     url = ("--database", house.url)
     write(house.url)

@@ -18,6 +18,7 @@ from postroom.databases.database import DatabaseLost
 from postroom.databases.trouble import is_conflict
 from postroom.errors import InvalidMessage, Rejected
 from postroom.flow import Flow
+from postroom.inbox.calling import must_have_run
 from postroom.inbox.handlers import Handler, Handlers
 from postroom.inbox.rules import Letter
 from postroom.inbox.store import Seat, Store
@@ -27,6 +28,7 @@ from postroom.retry import RetryPolicy
 __all__ = ["Call", "Carrier", "Conflict", "Desk", "Do", "HandlerFailed", "Steps", "Tally", "nobody"]
 
 CONFLICT_TRIES = 5
+_INSTEAD = "Write the handler with `async def`, and its decorators with functools.wraps."
 
 
 @dataclass(slots=True)
@@ -216,7 +218,7 @@ class Carrier:
         handler, content = self._content(letter)
         failpoints.hit("consumer.handler.before")
         try:
-            tx.call(lambda given: handler.function(*handler.arguments(letter, content, given)))
+            tx.call(lambda given: _run(handler, letter, content, given))
         except Exception as error:
             raise _of_handler(error, tx, letter) from error
         failpoints.hit("consumer.handler.after")
@@ -229,12 +231,19 @@ class Carrier:
             return handler, self.desk.handlers.content(handler, letter)
         except InvalidMessage as error:
             raise HandlerFailed(letter, Rejected(str(error), code="unreadable")) from error
+        except Exception as error:  # whatever it is, it is no fault of the database
+            raise HandlerFailed(letter, error) from error
 
 
 async def _result(handler: Handler, letter: Letter, content: Any, given: Any) -> None:
     answer = handler.function(*handler.arguments(letter, content, given))
     if answer is not None:
         await answer
+
+
+def _run(handler: Handler, letter: Letter, content: Any, given: Any) -> None:
+    answer = handler.function(*handler.arguments(letter, content, given))
+    must_have_run(answer, handler.function, _INSTEAD)
 
 
 def _judge(error: BaseException, tx: AsyncTransaction | SyncTransaction) -> None:

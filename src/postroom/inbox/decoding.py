@@ -56,6 +56,18 @@ def _is_json(content_type: str) -> bool:
 
 def decode(cls: type, value: Any) -> Any:
     """An object of a dataclass, pydantic model or msgspec struct from plain values."""
+    try:
+        return _decode(cls, value)
+    except (InvalidMessage, MemoryError):
+        raise
+    except Exception as error:
+        # Numbers too large, values that cannot be compared: another try would end the same. By
+        # its name alone, since the text of Python's own errors holds the value.
+        said = type(error).__name__
+        raise InvalidMessage(f"{cls.__name__} cannot be made of the payload: {said}") from error
+
+
+def _decode(cls: type, value: Any) -> Any:
     if dataclasses.is_dataclass(cls):
         return _value(cls, value, cls.__name__)
     try:
@@ -102,6 +114,8 @@ def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
             return _value(option, value, where)
         except InvalidMessage as error:
             last = error
+        except (ValueError, TypeError, ArithmeticError) as error:
+            last = InvalidMessage(f"{where} cannot be made: {type(error).__name__}")
     raise last or _misfit(where, "None")
 
 
@@ -125,7 +139,12 @@ def _collection(origin: Any, hints: tuple[Any, ...], value: Any, where: str) -> 
 
 def _key(hint: Any, key: str, where: str) -> Any:
     """JSON writes numbers as text where they are keys."""
-    return int(key) if hint is int else _value(hint, key, where)
+    if hint is not int:
+        return _value(hint, key, where)
+    try:
+        return int(key)
+    except ValueError:
+        raise _misfit(f"a key of {where}", hint) from None
 
 
 def _dataclass(cls: type, value: Any, where: str) -> Any:
@@ -139,7 +158,9 @@ def _dataclass(cls: type, value: Any, where: str) -> Any:
             raise InvalidMessage(f"{where} lacks {name}")
     try:
         return cls(**given)
-    except (TypeError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # its __post_init__ may raise anything
         raise InvalidMessage(f"{where} cannot be made: {_short(error)}") from None
 
 
@@ -170,7 +191,10 @@ def _scalar(hint: Any, value: Any, where: str) -> Any:
         except ValueError:
             raise _misfit(where, hint) from None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _misfit(where, hint) from None
     if hint in (int, float, str, bool):
         if type(value) is hint:
             return value

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from postroom.derivation import Part, derive_key
 from postroom.errors import ConfigurationError, InvalidMessage
+from postroom.inbox.calling import is_async
 from postroom.inbox.decoding import decode, plain
 from postroom.inbox.rules import Letter
 from postroom.messages import MessageType, check_name, declared_type
@@ -133,7 +134,7 @@ class Handlers:
             name,
             function,
             model,
-            inspect.iscoroutinefunction(inspect.unwrap(function)),
+            is_async(function),
             _arguments(function) == 3,
             retry,
         )

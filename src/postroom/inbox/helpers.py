@@ -15,8 +15,9 @@ from typing import Any
 
 from postroom.databases.caller import carry_out, carry_out_async
 from postroom.databases.kinds import bare, link_of
-from postroom.errors import InvalidMessage
+from postroom.errors import InvalidMessage, WrongCall
 from postroom.flow import Flow, Statement
+from postroom.inbox.calling import is_async, must_have_run
 from postroom.inbox.once import once, once_async
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
 ROOM = __package__ or "postroom.inbox"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}(?:\.[A-Za-z_][A-Za-z0-9_$]{0,62})?")
 _WHAT = "change"
+_INSTEAD = "write `await inbox.execute_once_async(...)`, and roll this transaction back."
 
 
 class Guarded(enum.Enum):
@@ -89,9 +91,11 @@ def execute_once(tx: Any, name: str, key: str | uuid.UUID, function: Callable[[]
 
     That it was is remembered in the same transaction, for `keep_inbox_seconds`.
     """
+    if is_async(function):  # before anything is written
+        raise WrongCall(f"the function is asynchronous: {_INSTEAD}")
     if not once(tx, name, key):
         return False
-    function()
+    must_have_run(function(), function, f"{_INSTEAD[0].upper()}{_INSTEAD[1:]}")
     return True
 
 

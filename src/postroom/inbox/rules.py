@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 NAME_CHARACTERS = 255
+HEADERS_CHARACTERS = 4 * 1024 * 1024
+DROPPED = "postroom-dropped-headers"
 DIGEST_CHARACTERS = 16
 SUSPECT_AFTER = 3
 LOST_TRIES = 3
@@ -118,6 +120,13 @@ class Letter(NamedTuple):
     def size(self) -> int:
         return len(self.payload)
 
+    def is_copy_of(self, known: str | None) -> bool:
+        """Whether it is what was taken on under its id. `once` knows the content alone, or not even
+        that; who goes over from it to a consumer of the same name has its digests."""
+        if known is None or known == self.digest:
+            return True
+        return known == hashlib.sha256(self.payload).hexdigest()
+
     @property
     def letter_id(self) -> str:
         """The id of its dead letter, which must be a UUID."""
@@ -140,19 +149,20 @@ class Letter(NamedTuple):
         headers = {"ce-id": self.id, **self.headers}
         if self.delivery is not None and self.delivery.key is not None:
             headers.setdefault("ce-partitionkey", self.delivery.key)
-        return storable(json.dumps(headers), 16 * 1024 * 1024)
+        return _fitting(headers)
 
 
 def letter_of(delivery: Delivery, epoch: int = 0) -> Letter:
     """A delivery as a consumer works on it, received under this epoch of its seat."""
     id, type, topic, key, content_type, headers, payload, *_ = delivery
+    type = storable(type, NAME_CHARACTERS)
     return Letter(
         id=id,
         record=_name(id),
-        digest=hashlib.sha256(payload).hexdigest(),
+        digest=_digest(type, headers, payload),
         topic=_name(topic),
         key=None if key is None else _name(key),
-        type=storable(type, NAME_CHARACTERS),
+        type=type,
         content_type=storable(content_type, NAME_CHARACTERS),
         headers=headers,
         payload=payload,
@@ -180,12 +190,12 @@ class Parked(NamedTuple):
 def parked(row: Sequence[object]) -> Letter:
     """A row of what waits, as a consumer works on it."""
     one = Parked._make(row)
-    headers: dict[str, str] = json.loads(one.headers_json) if one.headers_json else {}
+    headers = _headers(one.headers_json)
     payload = bytes(one.payload)
     return Letter(
         id=headers.get("ce-id", one.message_id),
         record=one.message_id,
-        digest=hashlib.sha256(payload).hexdigest(),
+        digest=_digest(one.type, headers, payload),
         topic=one.topic,
         key=one.key,
         type=one.type,
@@ -197,6 +207,42 @@ def parked(row: Sequence[object]) -> Letter:
         history=one.history,
         redrives=one.redrives,
     )
+
+
+def _fitting(headers: dict[str, str]) -> str:
+    """Headers as JSON that every database takes. Of too many the largest are left out whole, and
+    named: half a document could never be read again."""
+    text = json.dumps(headers)
+    if len(text) <= HEADERS_CHARACTERS:
+        return text
+    sizes = {name: len(json.dumps({name: value})) for name, value in headers.items()}
+    left, kept, dropped = sum(sizes.values()), dict(headers), list[str]()
+    for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+        if left <= HEADERS_CHARACTERS - 10 * NAME_CHARACTERS:
+            break
+        left -= sizes[name]
+        del kept[name]
+        dropped.append(storable(name, NAME_CHARACTERS))
+    return json.dumps({**kept, DROPPED: ", ".join(dropped)[:NAME_CHARACTERS]})
+
+
+def _headers(text: str | None) -> dict[str, str]:
+    """Headers as they were kept; what cannot be read is none, since the message waits for them."""
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def _digest(type: str, headers: dict[str, str], payload: bytes) -> str:
+    """What must be the same for two to be one message: type, CloudEvents source and payload, as
+    they arrived. An id is unique within its source only."""
+    source = headers.get("ce-source", "")
+    whose = f"{len(type)} {type} {len(source)} {source} "
+    return hashlib.sha256(whose.encode("utf-8", "replace") + payload).hexdigest()
 
 
 def _name(text: str) -> str:

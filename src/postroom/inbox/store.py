@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from postroom.dead_letters.rules import storable
 from postroom.flow import Flow, Rows, Statement, Value
-from postroom.inbox.rules import Letter, Retry, Verdict, parked
+from postroom.inbox.rules import NAME_CHARACTERS, Letter, Retry, Verdict, parked
 
 __all__ = ["Failure", "Opened", "Seat", "Store"]
 
@@ -121,7 +122,7 @@ class Store:
         for letter in letters:
             if letter.record in claimed and first[letter.record] is letter:
                 fresh.append(letter)
-            elif known.get(letter.record) in (None, letter.digest):
+            elif letter.is_copy_of(known.get(letter.record)):
                 opened.duplicates.append(letter)
             else:
                 opened.changed.append(letter)
@@ -323,4 +324,4 @@ def _failed(failure: Failure) -> dict[str, Value]:
 
 
 def _short(text: str | None) -> str | None:
-    return None if text is None else text[:255]
+    return None if text is None else storable(text, NAME_CHARACTERS)

@@ -17,7 +17,7 @@ import random
 from collections.abc import Sequence
 
 from postroom import signals
-from postroom.dead_letters.rules import add_history
+from postroom.dead_letters.rules import add_history, storable
 from postroom.errors import Rejected
 from postroom.inbox.carrying import Call, Carrier, Conflict, Do, HandlerFailed, Steps, nobody
 from postroom.inbox.rules import (
@@ -250,10 +250,10 @@ class Worker(Carrier):
 
     def _changed(self, letter: Letter) -> Failure:
         said = (
-            f"message {letter.id} came again with other content: its publisher used the id twice, "
-            "or it was changed on its way"
+            f"message {letter.id} came again with other content, of another type or from another "
+            "source: its publisher used the id twice, or it was changed on its way"
         )
-        return self._failed(letter.changed(), Bury("content_changed", said), 1)
+        return self._failed(letter.changed(), Bury("content_changed", storable(said)), 1)
 
     def _handled(self, letters: Sequence[Letter]) -> None:
         if signals.heard("delivery.handled"):

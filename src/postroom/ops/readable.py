@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from postroom.brokers.receiving import Delivery
 from postroom.databases.database import WorkerLink
-from postroom.errors import InvalidMessage
 from postroom.inbox.decoding import decode, plain
 from postroom.inbox.rules import Letter, letter_of
 from postroom.messages import LANES, declared_types
@@ -89,7 +88,7 @@ def _read(
             known = True
             try:
                 consumer.handlers.content(handler, letter)
-            except InvalidMessage as error:
+            except Exception as error:
                 _note(reading, place, letter, f"{consumer.name}: {error}")
         elif letter.topic in consumer.topics and consumer.settings.unknown == "refuse":
             known = True
@@ -101,7 +100,7 @@ def _read(
         return
     try:
         decode(cls, plain(letter.payload, letter.content_type))
-    except InvalidMessage as error:
+    except Exception as error:
         _note(reading, place, letter, str(error))
 
 

@@ -279,6 +279,9 @@ SELECT 0
 
 -- name: prune_inbox
 DELETE FROM postroom_inbox WHERE handled_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
+   AND NOT EXISTS (SELECT 1 FROM postroom_inbox_held h
+                    WHERE h.consumer = postroom_inbox.consumer
+                      AND h.message_id = postroom_inbox.message_id)
  ORDER BY handled_at LIMIT :rows;
 SELECT ROW_COUNT();
 

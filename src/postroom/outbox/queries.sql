@@ -430,11 +430,15 @@ RETURNING 1)
 SELECT count(*) FROM gone
 
 -- name: prune_inbox
+-- Never what its consumer still has, to be tried again or as a dead letter: a copy would be handled
+-- beside it.
 WITH gone AS (
 DELETE FROM postroom.inbox WHERE (consumer, message_id) IN (
-    SELECT consumer, message_id FROM postroom.inbox
-     WHERE handled_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
-     ORDER BY handled_at LIMIT CAST(:rows AS bigint))
+    SELECT i.consumer, i.message_id FROM postroom.inbox i
+     WHERE i.handled_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+       AND NOT EXISTS (SELECT 1 FROM postroom.inbox_held h
+                        WHERE h.consumer = i.consumer AND h.message_id = i.message_id)
+     ORDER BY i.handled_at LIMIT CAST(:rows AS bigint))
 RETURNING 1)
 SELECT count(*) FROM gone
 

@@ -271,9 +271,11 @@ SELECT 0
 
 -- name: prune_inbox
 DELETE FROM postroom_inbox WHERE (consumer, message_id) IN (
-    SELECT consumer, message_id FROM postroom_inbox
-     WHERE handled_at < NOW_US - :keep_seconds * 1000000
-     ORDER BY handled_at LIMIT :rows);
+    SELECT i.consumer, i.message_id FROM postroom_inbox i
+     WHERE i.handled_at < NOW_US - :keep_seconds * 1000000
+       AND NOT EXISTS (SELECT 1 FROM postroom_inbox_held h
+                        WHERE h.consumer = i.consumer AND h.message_id = i.message_id)
+     ORDER BY i.handled_at LIMIT :rows);
 SELECT changes();
 
 -- name: prune_keys

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
-from postroom.errors import ConfigurationError, Refused
+from postroom.errors import ConfigurationError, PostroomError, Refused
 from postroom.ops.desk import desk, readable
 
 if TYPE_CHECKING:
@@ -68,12 +69,25 @@ def find_consumers(where: str) -> list[Consumer]:
     from postroom.inbox.consumer import Consumer
 
     module_name, _, name = where.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise ConfigurationError(
+            f"{where!r} names no module: write module:variable, with the module as `import` takes "
+            "it."
+        )
     # As with `python -m`: the module may lie in the working directory.
     sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
+    except PostroomError:
+        raise
     except ImportError as error:
         raise ConfigurationError(f"{module_name} cannot be imported: {error}.") from error
+    except (Exception, SystemExit) as error:
+        # The module's own code runs here, and may raise anything.
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        raise ConfigurationError(
+            f"{module_name} cannot be imported: {said} ({_place(error)})."
+        ) from error
     names = [name] if name else [key for key in vars(module) if not key.startswith("_")]
     found: list[Consumer] = []
     for each in names:
@@ -83,6 +97,14 @@ def find_consumers(where: str) -> list[Consumer]:
     if name and not found:
         raise ConfigurationError(f"{where} is no Consumer: name one as module:variable.")
     return found
+
+
+def _place(error: BaseException) -> str:
+    """The file and line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not frames:
+        return "that is not Python"
+    return f"{frames[-1].filename}, line {frames[-1].lineno}"
 
 
 def _told(names: tuple[str, ...], row: Any) -> dict[str, Any]:

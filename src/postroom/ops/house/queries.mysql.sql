@@ -173,8 +173,10 @@ SELECT COUNT(*) FROM (SELECT 1 FROM postroom_dead_letter
    AND died_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND LIMIT :most) a
 
 -- name: old_inbox
-SELECT COUNT(*) FROM (SELECT 1 FROM postroom_inbox
- WHERE handled_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND LIMIT :most) a
+SELECT COUNT(*) FROM (SELECT 1 FROM postroom_inbox i
+ WHERE i.handled_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
+   AND NOT EXISTS (SELECT 1 FROM postroom_inbox_held h
+                    WHERE h.consumer = i.consumer AND h.message_id = i.message_id) LIMIT :most) a
 
 -- name: old_keys
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_idempotency_key

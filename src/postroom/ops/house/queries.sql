@@ -220,8 +220,10 @@ SELECT count(*) FROM (SELECT 1 FROM postroom.dead_letter
  LIMIT CAST(:most AS bigint)) a
 
 -- name: old_inbox
-SELECT count(*) FROM (SELECT 1 FROM postroom.inbox
- WHERE handled_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+SELECT count(*) FROM (SELECT 1 FROM postroom.inbox i
+ WHERE i.handled_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+   AND NOT EXISTS (SELECT 1 FROM postroom.inbox_held h
+                    WHERE h.consumer = i.consumer AND h.message_id = i.message_id)
  LIMIT CAST(:most AS bigint)) a
 
 -- name: old_keys

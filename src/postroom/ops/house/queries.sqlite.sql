@@ -158,8 +158,10 @@ SELECT COUNT(*) FROM (SELECT 1 FROM postroom_dead_letter
    AND died_at < NOW_US - :keep_seconds * 1000000 LIMIT :most) a
 
 -- name: old_inbox
-SELECT COUNT(*) FROM (SELECT 1 FROM postroom_inbox
- WHERE handled_at < NOW_US - :keep_seconds * 1000000 LIMIT :most) a
+SELECT COUNT(*) FROM (SELECT 1 FROM postroom_inbox i
+ WHERE i.handled_at < NOW_US - :keep_seconds * 1000000
+   AND NOT EXISTS (SELECT 1 FROM postroom_inbox_held h
+                    WHERE h.consumer = i.consumer AND h.message_id = i.message_id) LIMIT :most) a
 
 -- name: old_keys
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_idempotency_key
