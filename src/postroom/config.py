@@ -59,7 +59,7 @@ class RelaySettings:
     send_timeout_seconds: float = 10
     batch_rows: int = 1000
     batch_bytes: int = 8 * MIB_BYTES
-    in_flight_rows: int = 8000
+    in_flight_rows: int = 16_000
     in_flight_bytes: int = 32 * MIB_BYTES
     poll_min_seconds: float = 0.01
     poll_max_seconds: float = 1.0

@@ -71,6 +71,9 @@ class Together(Generic[A, R]):
                     future.set_result(answer)
 
 
+PARTS = 4  # as many as there are steps in a batch's way
+
+
 class Budget:
     """How much may be in memory at once, in rows and bytes; each lane has one batch of it."""
 
@@ -94,15 +97,15 @@ class Budget:
         """Wait until there is room, and say how much of it so many lanes may read now: rows of each
         lane, rows in all, and bytes in all. A read brings one row at least.
 
-        The lanes that work share the whole, and it is read in two halves: the database reads one
-        while the other is sent and settled.
+        The lanes that work share the whole, and it is read in parts: while one is read, others are
+        written into the journal, sent and settled.
         """
         while min(self.left) <= 0:
             self._freed.clear()
             await self._freed.wait()
         rows, size = self.left
         each = min(self._batch_rows, rows, max(1, self._rows // (lanes + len(self._taken))))
-        return each, min(rows, max(each, self._rows // 2)), min(size, self._batch_bytes)
+        return each, min(rows, max(each, self._rows // PARTS)), min(size, self._batch_bytes)
 
     def take(self, lane: int, rows: int, size: int) -> None:
         """The lane has read its next batch; whatever it had before is over."""
