@@ -287,6 +287,8 @@ async def test_headers_no_database_would_take(house: House, odd: str) -> None:
     codes = sorted(letter["error_code"] for letter in house.letters())
     assert codes == ["content_changed", "unknown_type"]
     assert house.said("database.lost") == []
+    for said in house.said("delivery.buried"):
+        assert len(said["id"].encode()) < 300, "logs take it too"
 
 
 async def test_headers_larger_than_any_column(house: House) -> None:

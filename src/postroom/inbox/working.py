@@ -22,6 +22,7 @@ from postroom.errors import Rejected
 from postroom.inbox.carrying import Call, Carrier, Conflict, Do, HandlerFailed, Steps, nobody
 from postroom.inbox.rules import (
     LOST_TRIES,
+    NAME_CHARACTERS,
     SUSPECT_AFTER,
     Bury,
     Letter,
@@ -266,12 +267,13 @@ class Worker(Carrier):
 
     def _tell(self, failure: Failure) -> None:
         letter, found, desk = failure.letter, failure.verdict, self.desk
+        named = storable(letter.id, NAME_CHARACTERS)  # its publisher's text, and goes into logs
         if isinstance(found, Retry):
             desk.tally.failed += 1
             signals.emit(
                 "delivery.failed",
                 consumer=desk.name,
-                id=letter.id,
+                id=named,
                 type=letter.type,
                 topic=letter.topic,
                 key=letter.key,
@@ -284,7 +286,7 @@ class Worker(Carrier):
         signals.emit(
             "delivery.buried",
             consumer=desk.name,
-            id=letter.id,
+            id=named,
             type=letter.type,
             topic=letter.topic,
             key=letter.key,
