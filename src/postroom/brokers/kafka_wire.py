@@ -7,6 +7,7 @@ only when that is certain.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -50,7 +51,8 @@ _BROKER_BARRED = {AUTHENTICATION, 31, 53, 58}
 _TOPIC_DOWN = {19: "not_enough_replicas", 56: "storage_error", 44: "policy_violation"}
 NOT_SENT = Transient("not_sent", "time or connection ended before it", down="topic")
 # Even what librdkafka calls queued may have been on its way before, and queued again.
-_TIMED_OUT = {TIMED_OUT_IN_QUEUE, TIMED_OUT, PURGE_QUEUE, PURGE_INFLIGHT, 7, 20}
+# So may what was with a server that is no longer spoken to (-197), as after its topic was deleted.
+_TIMED_OUT = {TIMED_OUT_IN_QUEUE, TIMED_OUT, PURGE_QUEUE, PURGE_INFLIGHT, 7, 20, -197}
 # The producer has lost its thread, or the servers: no message is to blame.
 _PRODUCER_DOWN = {FATAL: "fatal", -172: "fatal", 45: "fatal", 47: "fatal", 59: "fatal"}
 _PRODUCER_DOWN |= {-195: "connection_lost", -148: "fatal"}
@@ -223,9 +225,14 @@ def as_delivery(
     )
 
 
+# Not `message.headers()`: of a name that is no text the library returns a list with a hole in it,
+# and an error beside it that Python no longer looks for once it has run that call often.
+_read_headers = operator.methodcaller("headers")
+
+
 def _headers_of(message: Any) -> dict[str, str]:
     try:
-        return _texts(message.headers() or ())
+        return _texts(_read_headers(message) or ())
     except (UnicodeDecodeError, SystemError):  # the latter is how the library says it
         # A name is no text, and the library gives no header of it at all. Without a type the
         # consumer refuses it and goes on; raised here, it would come again for ever.
