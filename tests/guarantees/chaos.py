@@ -131,7 +131,8 @@ class Crew:
         except AssertionError as error:
             raise AssertionError(together(self._everyone[-9:])[-9000:]) from error
         self.dismiss()
-        assert self.world.tables.dead() == {}, "random kills bury nothing"
+        dead = self.world.tables.dead()
+        assert dead == {}, f"random kills bury nothing: {dead}"
 
     def dismiss(self) -> None:
         """Everybody stops in good order."""

@@ -40,6 +40,7 @@ NAME_CHARACTERS = 255
 HEADERS_CHARACTERS = 4 * 1024 * 1024
 DROPPED = "postroom-dropped-headers"
 DIGEST_CHARACTERS = 16
+RELAYED = "postroom-position"  # a header that every relay sends
 SUSPECT_AFTER = 3
 LOST_TRIES = 3
 _NAMESPACE = uuid.UUID("6f0b7f0e-7d52-4ff0-9f0e-1d8a3c2b5e47")
@@ -239,8 +240,9 @@ def _headers(text: str | None) -> dict[str, str]:
 
 def _digest(type: str, headers: dict[str, str], payload: bytes) -> str:
     """What must be the same for two to be one message: type, CloudEvents source and payload, as
-    they arrived. An id is unique within its source only."""
-    source = headers.get("ce-source", "")
+    they arrived. An id is unique within its source only; those of a relay are unique everywhere,
+    whatever it calls itself."""
+    source = "" if RELAYED in headers else headers.get("ce-source", "")
     whose = f"{len(type)} {type} {len(source)} {source} "
     return hashlib.sha256(whose.encode("utf-8", "replace") + payload).hexdigest()
 
