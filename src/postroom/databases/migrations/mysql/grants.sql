@@ -50,6 +50,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_worker TO {relay};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_archive TO {relay};
 GRANT SELECT, DELETE ON postroom_dedup TO {relay};
 GRANT SELECT, DELETE ON postroom_inbox TO {relay};
+-- What a consumer still holds is not forgotten.
+GRANT SELECT ON postroom_inbox_held TO {relay};
 GRANT SELECT, DELETE ON postroom_job TO {relay};
 GRANT SELECT, DELETE ON postroom_job_item TO {relay};
 GRANT SELECT, DELETE ON postroom_key_lock TO {relay};

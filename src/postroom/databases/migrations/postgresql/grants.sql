@@ -50,6 +50,8 @@ GRANT SELECT, INSERT, DELETE ON postroom.outbox, postroom.delayed, postroom.lane
 GRANT SELECT, INSERT, UPDATE, DELETE
     ON postroom.held, postroom.dead_letter, postroom.worker TO {relay};
 GRANT SELECT, DELETE ON postroom.dedup, postroom.inbox, postroom.job, postroom.job_item TO {relay};
+-- What a consumer still holds is not forgotten.
+GRANT SELECT ON postroom.inbox_held TO {relay};
 GRANT SELECT (scope, operation, key, status, mode, epoch, locked_until, expires_at),
       UPDATE (status, locked_until, error), DELETE ON postroom.idempotency_key
     TO {relay};
