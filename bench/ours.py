@@ -26,6 +26,7 @@ from postroom.messages import LANES, Message, lane_of, wire_headers
 from postroom.outbox.publish import Outbox
 from postroom.outbox.relay import Relay, dedicate_process
 from postroom.outbox.store import Ask, Store
+from postroom.outbox.together import PARTS
 
 KEEP_SECONDS = 7 * 86_400
 
@@ -184,7 +185,7 @@ async def read(options: argparse.Namespace) -> dict[str, Any]:
             link,
             [Ask(lane, position, False) for lane, position in after.items()],
             rows=settings.batch_rows,
-            total_rows=settings.in_flight_rows,
+            total_rows=settings.in_flight_rows // PARTS,
             bytes=settings.batch_bytes,
         )
         for lane, messages in found.items():
