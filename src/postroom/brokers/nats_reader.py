@@ -7,6 +7,7 @@ times the cost.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from nats.protocol.parser import AWAITING_CONTROL_LINE, MAX_CONTROL_LINE_SIZE, Parser
@@ -21,7 +22,7 @@ _HEAD = b"NATS/1.0\r\n"
 _END = b"\r\n"
 
 
-class _Reader(Parser):
+class _Reader(Parser, ABC):
     """nats-py's parser, which is given what does not begin with something of ours."""
 
     _start: bytes  # of something of ours
@@ -49,10 +50,10 @@ class _Reader(Parser):
             await super().parse(data[:size])
             data = data[size:]
 
+    @abstractmethod
     def _take_ours(self, data: bytes) -> tuple[int, bool]:
         """Take what `data` begins with; returns where it goes on, and whether what comes then is
         for nats-py, if anything does."""
-        raise NotImplementedError
 
     def _is_other(self, data: bytes, place: int) -> bool:
         """Whether what comes here is not the beginning of something of ours."""
