@@ -21,7 +21,7 @@ from postroom.signals import redact
 __all__ = ["Clients"]
 
 MAX_OUTSTANDING_BYTES = 32 * 1024 * 1024
-# As librdkafka has it itself. With 2 its requests are small, and Kafka works twice as long.
+# As librdkafka has it itself. With 2 its requests are smaller, and Kafka has more work with them.
 LINGER_MS = 5
 _LARGEST = 64 * 1024 * 1024  # of one message; what the broker takes is for the broker to say
 _CLOSE_SECONDS = 5.0
