@@ -74,6 +74,13 @@ async def test_relays_that_join_and_leave_share_fairly_and_repeat_nothing(post: 
     assert post.count("lane_batch") == 0
 
 
+async def test_no_lane_waits_for_a_relay_that_died_before_it_had_one(post: Post) -> None:
+    gone = "INSERT INTO {p}worker (incarnation, kind, name) VALUES ('gone', 'relay', 'gone')"
+    await post.change(gone)
+    async with post.relay(lease_seconds=600) as alive:
+        await eventually_async(lambda: shares(post) == {alive.owner: LANES}, 60)
+
+
 async def test_a_zombie_writes_nothing_and_its_lane_is_drained_by_the_new_owner(
     post: Post,
 ) -> None:

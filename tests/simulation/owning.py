@@ -33,9 +33,12 @@ class Owning(Transaction):
 
     def lanes_state(self, values: Values) -> Rows:
         return [
-            (lane, row.owner, row.epoch, 0, int(self.is_free(row, values)))
+            (lane, row.owner, 0, self._left_us(row))
             for lane, row in sorted(self._rows("lane").items())
         ]
+
+    def _left_us(self, row: LaneRow) -> int | None:
+        return None if row.lease_until is None else int((row.lease_until - self.now()) * 1e6)
 
     def lanes_lock_free(self, values: Values) -> Rows:
         """Of `lane_list` the server has left only what is not locked."""
@@ -81,7 +84,7 @@ class Owning(Transaction):
         self._put("worker", values["incarnation"], self.now())
 
     def workers_live(self, values: Values) -> Rows:
-        since = self.now() - values["lease_us"] / 1e6
+        since = self.now() - values["within_us"] / 1e6
         return [(who,) for who, seen in sorted(self._rows("worker").items()) if seen > since]
 
     def worker_gone(self, values: Values) -> None:

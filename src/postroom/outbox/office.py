@@ -35,6 +35,7 @@ __all__ = ["Office"]
 
 SCHEMA_VERSION = 5
 KIND = "relay"
+SOON_SECONDS = 0.01
 
 
 class Office:
@@ -67,6 +68,7 @@ class Office:
         self._settles = Together(self._serve_settles)
         self._lanes: dict[int, tuple[Lane, asyncio.Task[None]]] = {}
         self._batch = int(time.time() * 1000) << 20
+        self._rest_seconds = min(1.0, settings.lease_seconds / 4)
         self._looked_at = 0.0
         self._turn = 0
         self._renewed_at = 0.0
@@ -199,19 +201,17 @@ class Office:
 
     async def _keep_lanes(self, stopping: asyncio.Event) -> None:
         """Stay registered, keep the leases, and keep to a fair share."""
-        lease = self.settings.lease_seconds
-        rest_seconds = min(1.0, lease / 4)
         while not stopping.is_set():
             self.relay.vitals.beat("keep lanes")
-            if time.monotonic() - self._renewed_at > lease / 4:
+            if time.monotonic() - self._renewed_at > self.settings.lease_seconds / 4:
                 await self._set_clock()
                 await self._renew()
             await self._beat()
-            await self._share()
+            ends_in_seconds = await self._share()
             await self._notice()
             self._reap()
             self.lived = True
-            await pause(stopping, rest_seconds)
+            await pause(stopping, min(self._rest_seconds, ends_in_seconds + SOON_SECONDS))
 
     async def _beat(self) -> None:
         """Say that this relay lives, and what it does: one small row, about once a second."""
@@ -248,24 +248,29 @@ class Office:
         if stray:
             await self._release(stray)
 
-    async def _share(self) -> None:
-        lease_us = int(self.settings.lease_seconds * 1e6)
-        live = await self._control.query(ROOM, "workers_live", kind=KIND, lease_us=lease_us)
-        share = fair_share([who for (who,) in live], self.owner)
+    async def _share(self) -> float:
+        """Keep to a fair share of the lanes; returns the seconds until the next lease of somebody
+        else is over."""
+        state = await self._control.query(ROOM, "lanes_state")
+        # Whoever has no lane lives if it was seen just now: lanes that wait for the dead wait long.
+        seen_us = int(2 * self._rest_seconds * 1e6)
+        seen = await self._control.query(ROOM, "workers_live", kind=KIND, within_us=seen_us)
+        owners = [owner for _, owner, _, left_us in state if left_us is not None and left_us >= 0]
+        share = fair_share([*owners, *(who for (who,) in seen)], self.owner)
         working = [number for number, (lane, _) in self._lanes.items() if not lane.stopping]
         for number in working[share:]:
             self._lanes[number][0].stop()
-        wanted = share - len(working)
-        if wanted <= 0:
-            return
-        state = await self._control.query(ROOM, "lanes_state")
-        free = [lane for lane, owner, _, paused, is_free in state if is_free and not paused]
-        free += [
-            lane for lane, owner, _, _, is_free in state if owner == self.owner and not is_free
+        free = [
+            lane
+            for lane, owner, paused, left_us in state
+            if lane not in self._lanes
+            and ((not paused and (left_us is None or left_us < 0)) or owner == self.owner)
         ]
-        free = [lane for lane in free if lane not in self._lanes][:wanted]
-        if free:
-            await self._take(free)
+        if wanted := free[: max(share - len(working), 0)]:
+            await self._take(wanted)
+        others = [left_us for _, owner, _, left_us in state if owner != self.owner]
+        left = [left_us / 1e6 for left_us in others if left_us is not None and left_us >= 0]
+        return min(left, default=self.settings.lease_seconds)
 
     async def _notice(self) -> None:
         """An operator may have paused a lane, or put a redriven message where there was none."""

@@ -12,14 +12,14 @@ ON DUPLICATE KEY UPDATE seen_at = UTC_TIMESTAMP(6), report = VALUES(report)
 
 -- name: workers_live
 SELECT incarnation FROM postroom_worker
- WHERE kind = :kind AND seen_at > UTC_TIMESTAMP(6) - INTERVAL :lease_us MICROSECOND
+ WHERE kind = :kind AND seen_at > UTC_TIMESTAMP(6) - INTERVAL :within_us MICROSECOND
  ORDER BY incarnation
 
 -- name: workers_forget
 DELETE FROM postroom_worker WHERE seen_at < UTC_TIMESTAMP(6) - INTERVAL 86400 SECOND
 
 -- name: lanes_state
-SELECT lane, owner, epoch, paused, (owner IS NULL OR lease_until < UTC_TIMESTAMP(6))
+SELECT lane, owner, paused, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), lease_until)
   FROM postroom_lane ORDER BY lane
 
 -- name: lanes_lock_free

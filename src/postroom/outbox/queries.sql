@@ -20,7 +20,7 @@ ON CONFLICT (incarnation) DO UPDATE SET seen_at = clock_timestamp(), report = ex
 -- name: workers_live
 SELECT incarnation FROM postroom.worker
  WHERE kind = :kind
-   AND seen_at > clock_timestamp() - CAST(:lease_us AS bigint) * interval '1 microsecond'
+   AND seen_at > clock_timestamp() - CAST(:within_us AS bigint) * interval '1 microsecond'
  ORDER BY incarnation
 
 -- name: worker_gone
@@ -30,8 +30,9 @@ DELETE FROM postroom.worker WHERE incarnation = :incarnation
 DELETE FROM postroom.worker WHERE seen_at < clock_timestamp() - interval '1 day'
 
 -- name: lanes_state
-SELECT lane, owner, epoch, CAST(paused AS int),
-       CAST((owner IS NULL OR lease_until < clock_timestamp()) AS int)
+-- Microseconds until the lease is over; none where nobody owns the lane.
+SELECT lane, owner, CAST(paused AS int),
+       CAST(extract(epoch FROM lease_until - clock_timestamp()) * 1000000 AS bigint)
   FROM postroom.lane ORDER BY lane
 
 -- name: lanes_lock_free

@@ -9,14 +9,14 @@ ON CONFLICT (incarnation) DO UPDATE
 
 -- name: workers_live
 SELECT incarnation FROM postroom_worker
- WHERE kind = :kind AND seen_at > NOW_US - :lease_us
+ WHERE kind = :kind AND seen_at > NOW_US - :within_us
  ORDER BY incarnation
 
 -- name: workers_forget
 DELETE FROM postroom_worker WHERE seen_at < NOW_US - 86400 * 1000000
 
 -- name: lanes_state
-SELECT lane, owner, epoch, paused, (owner IS NULL OR lease_until < NOW_US)
+SELECT lane, owner, paused, lease_until - NOW_US
   FROM postroom_lane ORDER BY lane
 
 -- name: lanes_lock_free
