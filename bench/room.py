@@ -25,7 +25,7 @@ sys.path.insert(0, str(HOME / "tests"))
 sys.path.insert(0, str(HERE / "peers"))
 import stage  # noqa: E402
 
-from servers import MariaDBServer, NatsServer, PostgresServer  # noqa: E402
+from servers import MariaDBServer, NatsServer, PostgresServer, Server  # noqa: E402
 from servers.places import new_directory  # noqa: E402
 
 
@@ -190,11 +190,15 @@ class Room:
             process.wait()
 
     def server_cpu_seconds(self) -> tuple[float, float]:
-        """The CPU that PostgreSQL (with backends that have ended) and NATS have used so far."""
-        if sys.platform != "linux" or self._nats is None:
-            return 0.0, 0.0
-        second = os.sysconf("SC_CLK_TCK")
-        return _cpu_ticks(self.postgres.pid, 4) / second, _cpu_ticks(self._nats.pid, 2) / second
+        """The CPU that PostgreSQL and NATS have used so far."""
+        return cpu_seconds(self._postgres), cpu_seconds(self._nats)
+
+
+def cpu_seconds(server: Server | None) -> float:
+    """The CPU that a server has used so far, with processes of it that have ended."""
+    if sys.platform != "linux" or server is None:
+        return 0.0
+    return _cpu_ticks(server.pid, 4) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpu_ticks(pid: int, columns: int) -> int:
