@@ -88,10 +88,11 @@ def errors(points: Counter[str]) -> Iterator[Case]:
 
 
 def share(cases: Sequence[Case], kind: str, seed: str) -> Sequence[Case]:
-    """All of them on PostgreSQL and at full size; on the others every second one, by the seed."""
-    if full_size() or kind == "postgresql":
+    """All of them at full size; every day each second one on PostgreSQL and each fourth on the
+    others, by the seed."""
+    if full_size():
         return cases
-    return random.Random(seed).sample(cases, len(cases) // 2)
+    return random.Random(seed).sample(cases, len(cases) // (2 if kind == "postgresql" else 4))
 
 
 def together(things: Sequence[T]) -> list[Sequence[T]]:

@@ -381,7 +381,7 @@ BUGS: dict[str, Bug] = {
         "a client that hangs up ends the work of its request in the middle",
         on(
             "tests/guarantees/test_hanging_up.py::test_at_each_await",
-            *(f"{kind}-external" for kind in ALL),
+            "sqlite-external",
         ),
     ),
     "point_not_fenced": Bug(

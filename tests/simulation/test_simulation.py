@@ -27,7 +27,7 @@ from simulation.world import World
 
 TESTS = Path(__file__).parents[1]
 BIG = os.environ.get("POSTROOM_GUARANTEES") == "big"
-SCHEDULES = 100_000 if BIG else 2_000
+SCHEDULES = 100_000 if BIG else 800
 PART = 25  # schedules that a process takes at once
 LONG_SCHEDULES = 50 if BIG else 1
 TRIES = 300  # within which every planted bug must be found
