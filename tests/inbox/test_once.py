@@ -4,7 +4,6 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -180,30 +179,3 @@ async def test_two_copies_at_once_run_one_handler(door: Door, stage: Stage, firs
         await asyncio.to_thread(thread.join, 30)
     assert answers == [first == "rolls back"]
     assert remembered(stage) == [("billing", str(ID))]
-
-
-@one_door_a_database
-def test_many_threads_and_many_copies_apply_each_message_once(door: Door, stage: Stage) -> None:
-    """Ten messages, each delivered eight times: every effect is there exactly once."""
-    if door.database == "sqlite":
-        with closing(stage.connection.execute("PRAGMA busy_timeout = 30000")):
-            pass
-
-    def consume() -> None:
-        async def work() -> None:
-            async with door.open(stage.url) as opened:
-                if door.database == "sqlite":
-                    await opened.execute("PRAGMA busy_timeout = 30000")
-                for number in range(10):
-                    if await once(opened, "billing", f"message-{number}"):
-                        await opened.execute(f"INSERT INTO thing VALUES ('bill {number}')")
-                    await opened.commit()
-
-        asyncio.run(work())
-
-    threads = [threading.Thread(target=consume) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert stage.things() == sorted(f"bill {number}" for number in range(10))
