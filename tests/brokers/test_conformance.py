@@ -11,7 +11,8 @@ from helpers_messages import make_message, make_messages
 from places import SERVED, SOURCE, UNSERVED, CallPlace, Place
 from postroom.brokers import Broker, CanLookUp, Delivered, Outcome, Permanent, Transient, Unknown
 from postroom.errors import Unreachable
-from postroom.messages import attribute_text
+from postroom.messages import Message, attribute_text
+from postroom.outbox.rules import waves
 
 
 @pytest.fixture(params=[*UNSERVED, *SERVED])
@@ -97,6 +98,53 @@ async def test_five_thousand_at_once(place: Place) -> None:
     batch = make_messages(5_000 // place.pace, topic=place.topic, keys=50)
     assert all_delivered(await place.broker.send(batch))
     assert {a.id for a in await place.arrived()} == {m.id for m in batch}
+
+
+async def send_as_a_relay(broker: Broker, batch: Sequence[Message]) -> None:
+    """All at once where the broker keeps the order of a key, else one of each key at a time."""
+    limit = broker.capabilities.max_batch or len(batch)
+    for wave in [batch] if broker.capabilities.ordered_pipeline else waves(batch):
+        for start in range(0, len(wave), limit):
+            assert all_delivered(await broker.send(wave[start : start + limit]))
+
+
+async def test_each_key_arrives_in_its_order(place: Place) -> None:
+    """Many keys that take turns, batch after batch, from four lanes at once."""
+    keys, each = 5, max(60 // place.pace, 3)
+
+    async def work(lane: int) -> list[Message]:
+        sent = []
+        for number in range(each):
+            for key in range(keys):
+                content = b"%d" % number
+                sent.append(make_message(content, topic=place.topic, key=f"{lane}-{key}"))
+        third = len(sent) // 3
+        for batch in (sent[:third], sent[third : 2 * third], sent[2 * third :]):
+            await send_as_a_relay(place.broker, batch)
+        return sent
+
+    sent = [message for lane in await asyncio.gather(*map(work, range(4))) for message in lane]
+    key_of = {message.id: message.key for message in sent}
+    found: dict[str | None, list[int]] = {}
+    for one in await place.arrived():
+        found.setdefault(key_of[one.id], []).append(int(one.payload))
+    assert found == {key: list(range(each)) for key in set(key_of.values())}
+
+
+async def test_nothing_of_a_key_passes_what_was_refused(place: Place) -> None:
+    """Of a broker that is given all of a key at once: those behind are kept back."""
+    if not place.broker.capabilities.ordered_pipeline:
+        return  # it has one of each key at a time, and a relay stops there
+    batch = [
+        make_message(b"%d" % number, topic=place.topic, key=f"k{number % 3}")
+        for number in range(30)
+    ]
+    batch[10] = place.refuse(batch[10])  # of k1
+    outcomes = await place.broker.send(batch)
+    kept_back = [10, *range(13, 30, 3)]
+    assert [i for i, outcome in enumerate(outcomes) if outcome != Delivered()] == kept_back
+    expected = {m.id for i, m in enumerate(batch) if i not in kept_back}
+    assert {one.id for one in await place.arrived()} == expected
 
 
 async def test_sends_side_by_side_do_not_mix(place: Place) -> None:
