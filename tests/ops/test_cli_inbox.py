@@ -13,6 +13,7 @@ from house_tools import House
 from helpers_messages import make_message
 from postroom.brokers import memory
 from postroom.messages import Message
+from postroom.ops import readable
 
 MODULE = """
 from postroom import Consumer
@@ -198,3 +199,26 @@ def test_whether_the_new_code_can_read_what_waits(house: House, here: Here) -> N
     assert "1 cannot be read." in done.stdout
     said = json.loads(here("doctor", "--readable", "bills:billing", "--json", *url).stdout)
     assert (said["ok"], said["unreadable"]) == (False, 1)
+
+
+@pytest.mark.parametrize("where", ["pending", "held by billing"])
+def test_all_that_waits_is_read_however_much_it_is(
+    house: House, here: Here, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """What cannot be read is the last of many pages."""
+    monkeypatch.setattr(readable, "PAGE_ROWS", 3)
+    url = ("--database", house.url)
+    write(house.url, attempts=5, bad=(0,))
+    if where == "pending":
+        for number in range(20):
+            house.publish(str(number))
+        house.sql("UPDATE {p}outbox SET type = 'note'")
+        ((last,),) = house.sql("SELECT max(position) FROM {p}outbox")
+        house.sql("UPDATE {p}outbox SET payload = %s WHERE position = %s", b"[", last)
+    else:
+        send(*(note(0) for _ in range(20)), make_message(b"[", type="note", key="k"))
+        here("consume", "bills:billing", "--once")
+    done = here("doctor", "--readable", "bills:billing", "--json", *url)
+    said = json.loads(done.stdout)
+    assert said["read"][where] == (20 if where == "pending" else 21)
+    assert (done.returncode, said["ok"], said["unreadable"]) == (1, False, 1)

@@ -347,8 +347,6 @@ def _read_all(console: Console, url: str, where: list[str]) -> None:
             print(shown(f"{count:,} of type {type} are nobody's here."))
         for one in reading.examples:
             print(shown(f"wrong: {one['place']} {one['id']} {one['type']}: {one['error']}."))
-        if not reading.complete:
-            print("There are more, which were not looked at.")
         print("All can be read." if reading.ok else f"{reading.unreadable:,} cannot be read.")
     if not reading.ok:
         raise typer.Exit(EXIT_WRONG)
