@@ -1,8 +1,10 @@
 """Links: every kind of connection carries out the same statements and returns the same rows."""
 
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -169,17 +171,33 @@ print(sorted(drivers & {name.partition(".")[0] for name in sys.modules}))
     assert done.stdout.split("\n") == ["[]", "[]", ""]
 
 
-def test_a_lean_link_is_seen_by_whoever_watches_and_lets_go_of_what_is_lost(
-    postgres: PostgresServer,
+@pytest.mark.parametrize(
+    "heard_of",
+    ["before_cursor_execute", "after_cursor_execute", "do_execute", "handle_error", "log", "echo"],
+)
+def test_a_lean_link_is_seen_by_whoever_watches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, heard_of: str
 ) -> None:
-    engine, heard = create_engine(postgres.url.replace("://", "+psycopg://", 1)), []
+    engine, heard = create_engine(f"sqlite:///{tmp_path}/app.db"), list[str]()
     with engine.connect() as connection:
         link = LeanLink(connection)
         assert link.execute(Statement("", "look", {}, text="SELECT 1, 'a'")) == [(1, "a")]
-        event.listen(engine, "before_cursor_execute", lambda *told: heard.append(told[2]))
+    if heard_of == "log":
+        caplog.set_level(logging.INFO, "sqlalchemy.engine")
+    elif heard_of == "echo":
+        engine.echo = True
+    else:
+        event.listen(engine, heard_of, lambda *_, **__: heard.append("told"), named=True)
+    with engine.connect() as connection:
+        link = LeanLink(connection)
         assert link.execute(Statement("", "look", {}, text="SELECT 2")) == [(2,)]
-        assert heard == ["SELECT 2"]
+        with pytest.raises(Exception, match="no such table"):
+            link.execute(Statement("", "fail", {}, text="SELECT 3 FROM nowhere"))
     engine.dispose()
+    assert heard or "SELECT 2" in caplog.text
+
+
+def test_a_lean_link_lets_go_of_what_is_lost(postgres: PostgresServer) -> None:
     engine = create_engine(postgres.url.replace("://", "+psycopg://", 1))
     with engine.connect() as connection:
         link = LeanLink(connection)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -132,9 +133,15 @@ class LeanLink(SQLAlchemyLink):
 
 
 def _is_watched(connection: Connection) -> bool:
-    """Whether somebody listens to statements, or has them logged."""
-    heard = connection.dispatch
-    return bool(connection.engine.echo or heard.before_cursor_execute or heard.after_cursor_execute)
+    """Whether somebody listens to statements or their errors, or has them logged."""
+    heard, by_driver = connection.dispatch, connection.dialect.dispatch
+    return bool(
+        connection.engine.logger.isEnabledFor(logging.INFO)  # by `echo`, or by logging's own ways
+        or heard.before_cursor_execute
+        or heard.after_cursor_execute
+        or by_driver.do_execute
+        or by_driver.handle_error
+    )
 
 
 def _autocommits(connection: Connection) -> bool:
