@@ -56,8 +56,9 @@ def kind(answer: Any) -> str:
     return str(answer.json()["type"]).removeprefix("urn:postroom:problem:")
 
 
-def asgi(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop")
+def asgi(app: Any, root: str = "") -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, root_path=root)
+    return httpx.AsyncClient(transport=transport, base_url="http://shop")
 
 
 def test_half_a_body_is_nobody_s_request(stage: Stage) -> None:
@@ -155,6 +156,17 @@ def by_django(keys: Keys, policy: Policy, work: Any) -> Any:
     return send
 
 
+def by_decorated_django(keys: Keys, work: Any) -> Any:
+    from django.test import Client
+
+    def send(headers: Any) -> Any:
+        with django_site(keys, pay=django_keys.idempotent(keys)(lambda request: work())):
+            answer = Client().post("/pay", b"", content_type="text/plain", headers=headers)
+        return answer.status_code, answer.content.decode()
+
+    return send
+
+
 SENDERS: dict[str, Any] = {"asgi": by_asgi, "wsgi": by_wsgi, "flask": by_flask, "django": by_django}
 
 
@@ -238,8 +250,12 @@ def test_middleware_and_decorator_together(stage: Stage) -> None:
     keys.close()
 
 
-async def test_a_redirect_of_the_router_is_followed_with_the_same_key(stage: Stage) -> None:
-    keys = Keys(stage.url, scope=SHARED)
+@pytest.mark.parametrize("root", ["", "/shop"])
+async def test_a_redirect_of_the_router_is_followed_with_the_same_key(
+    stage: Stage, root: str
+) -> None:
+    """Wherever the application stands: behind a proxy it has a root."""
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /pay": Policy()})
 
     async def pay(request: Any) -> Response:
         return Response("paid")
@@ -247,8 +263,8 @@ async def test_a_redirect_of_the_router_is_followed_with_the_same_key(stage: Sta
     app = Starlette(
         routes=[Route("/pay", pay, methods=["POST"])], middleware=[Middleware(Asgi, keys=keys)]
     )
-    async with asgi(app) as client:
-        answer = await client.post("/pay/", headers=KEY, follow_redirects=True)
+    async with asgi(app, root) as client:
+        answer = await client.post(f"{root}/pay/", headers=KEY, follow_redirects=True)
         assert answer.text == "paid"
     await keys.close_async()
 
@@ -304,13 +320,17 @@ def _on_by_django(keys: Keys, status: int, runs: Counter[str]) -> Any:
 SEND_ON: dict[str, Any] = {"asgi": _on_by_asgi, "wsgi": _on_by_wsgi, "django": _on_by_django}
 
 
-def test_a_redirect_of_flask_s_router_is_followed_with_the_same_key(stage: Stage) -> None:
-    keys = Keys(stage.url, scope=SHARED)
+@pytest.mark.parametrize("root", ["", "/shop"])
+def test_a_redirect_of_flask_s_router_is_followed_with_the_same_key(
+    stage: Stage, root: str
+) -> None:
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /pay": Policy()})
     app = flask.Flask(__name__)
     app.post("/pay/")(lambda: "paid")
     app.wsgi_app = Wsgi(app.wsgi_app, keys)  # type: ignore[method-assign]
-    answer = app.test_client().post("/pay", headers=KEY, follow_redirects=True)
-    assert answer.text == "paid"
+    client, base = app.test_client(), f"http://shop{root}"
+    assert client.post("/pay", base_url=base, headers=KEY).status_code == 308
+    assert client.post("/pay/", base_url=base, headers=KEY).text == "paid"
     keys.close()
 
 
@@ -319,6 +339,8 @@ def test_a_decorator_keeps_to_the_policies_of_its_keys(stage: Stage) -> None:
     keys, runs = Keys(stage.url, scope=SHARED, policies=policies), Counter[str]()
     send = by_flask(keys, None, lambda: runs.update(["run"]))
     assert (send({})[0], send(KEY)[0], runs["run"]) == (400, 200, 1)
+    refused = by_decorated_django(keys, lambda: pytest.fail("without its key"))
+    assert refused({})[0] == 400
     at_claim = Keys(stage.url, scope=AT_CLAIM, policies={"POST /pay": SAME})
     for decorator in (flask_keys.idempotent(keys, lambda: None), django_keys.idempotent(keys)):
         assert callable(decorator)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
@@ -61,7 +62,7 @@ class IdempotencyMiddleware:
                 return _say(body, start_response)
             environ["wsgi.input"] = io.BytesIO(body)
             environ["CONTENT_LENGTH"] = str(len(body))
-            seen = Seen(seen.method, seen.path, seen.query, seen.headers, body)
+            seen = replace(seen, body=body)
         who = self.keys.scope(environ)
         asked = asked_of(seen, operation, policy, who)
         if isinstance(asked, Answer):
