@@ -248,6 +248,7 @@ NAMES = {
     "_TIMED_OUT": (Unknown, "topic"),
     "REQUEST_TIMED_OUT": (Unknown, "topic"),
     "_PURGE_INFLIGHT": (Unknown, "topic"),
+    "_DESTROY": (Unknown, "topic"),
     "_FATAL": (Unknown, "broker"),
     "_STATE": (Unknown, "broker"),
     "_TRANSPORT": (Unknown, "broker"),

@@ -280,7 +280,8 @@ def test_policies_are_found_by_method_and_path() -> None:
         assert found.find(method, path) == ("POST /orders/{id}/pay", pay), "as routers may read it"
     assert found.find("POST", "/orders/7/8/pay") == ("POST /orders/7/8/pay", rest)
     assert found.find("GET", "/orders/7/pay") is None
-    assert found.find("POST", "/" + "x" * 300) == ("POST *", rest)
+    for unfit in ("/" + "x" * 300, "/a\x00"):
+        assert found.find("POST", unfit) == ("POST *", rest), "as every database takes it"
     assert Policies({"PUT /x": pay}).find("POST", "/x") is None
 
 

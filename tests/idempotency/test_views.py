@@ -218,6 +218,34 @@ def test_many_at_once(shop: Shop, stage: Stage) -> None:
     assert stage.things() == ["a"]
 
 
+@contextmanager
+def deadlocks(stage: Stage, losses: int) -> Iterator[None]:
+    """The server chooses whoever claims as the victim, so many times. (A sequence counts what is
+    rolled back, too.)"""
+    stage.query("CREATE SEQUENCE lost")
+    stage.query(
+        "CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF nextval('lost') <= {losses} THEN"
+        " RAISE 'deadlock detected' USING ERRCODE = 'deadlock_detected'; END IF;"
+        " RETURN NEW; END $$"
+    )
+    stage.query(
+        "CREATE TRIGGER lose BEFORE INSERT ON {p}idempotency_key"
+        " FOR EACH ROW EXECUTE FUNCTION lose()"
+    )
+    yield
+    stage.query("DROP FUNCTION lose CASCADE")
+    stage.query("DROP SEQUENCE lost")
+
+
+@pytest.mark.parametrize("stage", ["postgresql"], indirect=True)
+def test_a_claim_gives_way_as_often_as_there_may_be_others(shop: Shop, stage: Stage) -> None:
+    with deadlocks(stage, 40):
+        answer = shop.post("k", "a")
+    assert (answer.status_code, shop.runs["a"]) == (201, 1), answer.text
+    assert stage.things() == ["a"]
+
+
 # SQLite waits for its file.
 @pytest.mark.parametrize("stage", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
