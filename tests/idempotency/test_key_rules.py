@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from postroom.errors import ConfigurationError
 from postroom.idempotency import derive_key
 from postroom.idempotency.canonical import canonical_json, fingerprint
+from postroom.idempotency.exchange import Asked
+from postroom.idempotency.keys import Seen, asked_of
 from postroom.idempotency.policy import Policies, Policy
 from postroom.idempotency.problems import PROBLEMS, openapi_responses
 from postroom.idempotency.rules import (
@@ -33,6 +35,7 @@ from postroom.idempotency.rules import (
 from postroom.inbox import Received
 
 NAME = Name("ada", "POST /orders", "k")
+KEY = [("idempotency-key", "k")]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,16 @@ def test_method_path_query_and_chosen_headers_belong_to_it() -> None:
     others.append(fingerprint("POST", "/orders", "a=1&b=2", ORDER, JSON, [("Prefer", "x")]))
     assert len({of(), *others}) == 6
     assert of(b"raw", content_type="text/plain") != of(b"raw ", content_type="text/plain")
+
+
+def test_a_slash_at_the_end_is_another_spelling() -> None:
+    def asked(path: str) -> object:
+        return asked_of(Seen("POST", path, headers=KEY), "POST /orders", Policy(), "ada")
+
+    one, other = asked("/orders"), asked("/orders/")
+    assert isinstance(one, Asked)
+    assert isinstance(other, Asked)
+    assert (one.name, one.fingerprint) == (other.name, other.fingerprint)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ async def test_what_was_not_awaited_has_failed(
     consumer = house.consumer()
     consumer.on("note")(handler)
     await house.send(note("k", 1))
+    assert (await consumer.drain_once()).handled == 0
     async with consumer:
         await eventually_async(lambda: house.letters())
     (letter,) = house.letters()

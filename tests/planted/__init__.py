@@ -31,6 +31,7 @@ PLACES = ("starlette-sqlite", "starlette-postgresql", "flask-mariadb")
 LEDGER = "tests/ledger/test_ledger.py::"
 DOUBTS = "tests/ledger/test_ledger_doubts.py::"
 GATEWAY = "tests/gateway/test_gateway.py::"
+REQUESTS = "tests/idempotency/test_requests.py::"
 
 
 def on(test: str, *cases: str) -> tuple[str, ...]:
@@ -387,6 +388,96 @@ BUGS: dict[str, Bug] = {
     "point_not_fenced": Bug(
         "a resumable run that was taken over still reaches its points",
         on("tests/idempotency/test_resume.py::test_who_was_taken_over_reaches_no_point", *ALL),
+    ),
+    "points_forget_each_other": Bug(
+        "of two calls of a run that end together one is forgotten, and made again",
+        on(
+            "tests/idempotency/test_resume.py::test_calls_and_points_side_by_side_forget_none",
+            "sqlite",
+        ),
+    ),
+    "key_of_nobody": Bug(
+        "a route that has not said whose key it is shares one with everybody",
+        (
+            f"{REQUESTS}test_a_resumable_route_says_whose_key_it_is",
+            f"{REQUESTS}test_authentication_of_the_route_comes_before_an_answer_from_memory",
+        ),
+    ),
+    "path_to_the_letter": Bug(
+        "a path that a router reads more generously is carried out without its key",
+        ("tests/idempotency/test_key_rules.py::test_policies_are_found_by_method_and_path",),
+    ),
+    "redirect_not_kept": Bug(
+        "a view that answers with a redirect is carried out at every try",
+        on(f"{REQUESTS}test_a_redirect_of_a_view_is_its_answer", "asgi-307", "wsgi-301"),
+    ),
+    "redirect_kept": Bug(
+        "where an application has a root, a router's redirect is the answer for ever",
+        on(
+            f"{REQUESTS}test_a_redirect_of_flask_s_router_is_followed_with_the_same_key",
+            "/shop",
+        ),
+    ),
+    "described_is_done": Bug(
+        "a handler that only gave a generator, or a coroutine, is taken for one that has run",
+        on(
+            "tests/inbox/test_calling.py::test_what_was_not_awaited_has_failed",
+            "sqlite-generator",
+        ),
+    ),
+    "held_forgotten": Bug(
+        "a message that waits as a dead letter is forgotten, and its copy handled beside it",
+        on("tests/inbox/test_redrive.py::test_what_it_still_has_is_not_forgotten", "sqlite-k"),
+    ),
+    "type_not_compared": Bug(
+        "the same id of another type or source is skipped in silence",
+        (
+            f"{HANDLERS}test_an_id_of_others_is_unique_within_its_source_only",
+            *on(f"{HANDLERS}test_the_same_id_of_another_type_is_another_message", "sqlite"),
+        ),
+    ),
+    "proxy_believed": Bug(
+        "what a proxy says is taken for the exchange's word",
+        (
+            *on(
+                "tests/gateway/test_adapter.py::test_what_an_answer_to_an_order_means",
+                "413-<html>a load balancer</html>-expected18",
+            ),
+            *on(
+                "tests/gateway/test_adapter.py::test_what_an_answer_to_a_question_means",
+                "404-<h1>Not Found</h1>-expected3",
+            ),
+        ),
+    ),
+    "page_is_a_client": Bug(
+        "any web page that is open beside a gateway without tokens places orders",
+        on(
+            f"{GATEWAY}test_a_page_in_a_browser_places_no_order",
+            "headers3-403-cross-site",
+            "headers4-421-wrong-host",
+        ),
+    ),
+    "simulated_with_settings": Bug(
+        "what is only played reads the settings of the place, and reaches its exchange",
+        (
+            "tests/gateway/test_gateway_show.py::"
+            "test_a_child_finds_the_package_by_a_path_that_was_relative",
+        ),
+    ),
+    "password_with_a_comma": Bug(
+        "the name of a broker shows the rest of a password, in logs and on record",
+        on(
+            "tests/ops/test_no_secrets.py::"
+            "test_a_relay_shows_and_keeps_nothing_secret_of_a_brokers_url",
+            "redis://127.0.0.1:9/?password=p,canary-pa55",
+        ),
+    ),
+    "network_opens_metadata": Bug(
+        "who allows webhooks a network allows them the machine's own secrets in it",
+        on(
+            f"{ADDRESSES}test_what_is_allowed_by_name_or_network",
+            "169.254.0.0/16-hooks.internal-169.254.169.254-False",
+        ),
     ),
 }
 

@@ -1,29 +1,37 @@
 """How each bug is planted: a function of its name. What it replaces must be there, or it fails."""
 
 import asyncio
+import hashlib
 import os
+import re
 import signal
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from postroom import messages
+from postroom import messages, signals
 from postroom.brokers import kafka, webhook_net
 from postroom.brokers.base import Delivered, Outcome, Permanent, Transient, Unknown
 from postroom.brokers.kafka_clients import Clients
 from postroom.brokers.kafka_proof import Proof
 from postroom.brokers.nats_source import Source
 from postroom.brokers.nats_tray import Tray
+from postroom.brokers.webhook_guard import Allowed
 from postroom.databases import sql
 from postroom.databases.sql import Prepared
 from postroom.dead_letters import store as letters
 from postroom.flow import Flow, Value
+from postroom.gateway import adapter, children
 from postroom.gateway.counter import Counter
-from postroom.idempotency import exchange, keys, store
+from postroom.idempotency import exchange, keys, policy, resume, store, turn
 from postroom.idempotency import rules as key_rules
+from postroom.idempotency.runs import Run
 from postroom.idempotency.transaction import KeyedTransaction
+from postroom.inbox import carrying
+from postroom.inbox import rules as inbox_rules
 from postroom.inbox.rules import Letter
 from postroom.inbox.store import Opened, Seat
 from postroom.inbox.store import Store as InboxStore
@@ -448,6 +456,22 @@ def effect_in_a_second_transaction() -> None:
     AsyncTransaction.call = call  # type: ignore[method-assign]
 
 
+def described_is_done() -> None:
+    carrying.must_have_run = lambda *_: None
+
+
+def held_forgotten() -> None:
+    held = "h.message_id = i.message_id"
+    reword("sqlite", "prune_inbox", held, f"{held} AND 1 = 0")
+
+
+def type_not_compared() -> None:
+    def of_content(type: str, headers: Mapping[str, str], payload: bytes) -> str:
+        return hashlib.sha256(payload).hexdigest()
+
+    inbox_rules._digest = of_content
+
+
 # ── Idempotency keys ───────────────────────────────────────────────────────────────────────────
 
 
@@ -513,6 +537,34 @@ def key_ends_with_its_client() -> None:
 def point_not_fenced() -> None:
     words = "AND owner = :owner\n   AND epoch = :epoch "
     reword_keys("advance", dict.fromkeys(sql.DIALECTS, (words, "")))
+
+
+def points_forget_each_other() -> None:
+    made = Run.__init__
+
+    def without_turns(self: Run, *about: Any) -> None:
+        made(self, *about)
+        self._turn = nullcontext()  # type: ignore[assignment]
+
+    Run.__init__ = without_turns  # type: ignore[method-assign]
+
+
+def key_of_nobody() -> None:
+    resume.owned = turn.owned = lambda name: name  # type: ignore[attr-defined]
+
+
+def path_to_the_letter() -> None:
+    policy._SLASHES = re.compile("(?!)")
+
+
+def redirect_not_kept() -> None:
+    exchange.sent_elsewhere = lambda answer, path: 300 < answer.status < 309
+
+
+def redirect_kept() -> None:
+    """The root of an application is left out."""
+    first = key_rules.sent_elsewhere
+    exchange.sent_elsewhere = lambda answer, path: first(answer, f"/{path.rpartition('/')[2]}")
 
 
 # ── The ledger ─────────────────────────────────────────────────────────────────────────────────
@@ -618,3 +670,39 @@ def answered_before_commit() -> None:
 
     first = Counter.accept
     Counter.accept = accept  # type: ignore[method-assign]
+
+
+# ── The gateway ────────────────────────────────────────────────────────────────────────────────
+
+
+def proxy_believed() -> None:
+    spelled = adapter._document
+    adapter._document = lambda text: {"reason_code": "said by anybody"} | spelled(text)
+
+
+def page_is_a_client() -> None:
+    from postroom.gateway.service import SCOPE, Gateway
+
+    Gateway._scope = lambda self, call: SCOPE  # type: ignore[method-assign]
+
+
+def simulated_with_settings() -> None:
+    inherited = children._inherited
+    children._inherited = lambda: dict(os.environ) | inherited()
+
+
+# ── Secrets ────────────────────────────────────────────────────────────────────────────────────
+
+
+def password_with_a_comma() -> None:
+    for place in (signals, sending):
+        place.redact_url = signals.redact  # type: ignore[assignment]
+
+
+def network_opens_metadata() -> None:
+    covers = Allowed.covers
+
+    def as_one_of_many(self: Allowed, address: Any, *, alone: bool = False) -> bool:
+        return covers(self, address)
+
+    Allowed.covers = as_one_of_many  # type: ignore[method-assign]
