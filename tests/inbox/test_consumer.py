@@ -62,6 +62,19 @@ async def test_many_share_a_transaction_or_none_do(house: House, chunk_rows: int
     assert house.by_key() == {f"k{key}": list(range(5)) for key in range(3)}
 
 
+async def test_workers_share_the_keys_but_on_sqlite_which_has_one_writer(house: House) -> None:
+    consumer, transactions = house.consumer(concurrency=4), list[Any]()
+
+    @consumer.on("note")
+    async def handle(event: Any, tx: Any) -> None:
+        if tx not in transactions:
+            transactions.append(tx)
+
+    await house.send(*notes(keys=40, each=1))
+    assert (await consumer.drain_once()).handled == 40
+    assert (len(transactions) == 1) == (house.stage.database == "sqlite")
+
+
 async def test_two_copies_at_once_run_the_handler_once(house: House) -> None:
     """Two processes that were given the same message, as after a rebalance nobody noticed."""
     runs = 0

@@ -1,5 +1,6 @@
 """Old messages are lifted to what the code of today handles; all that waits can be tried first."""
 
+import asyncio
 import dataclasses
 import json
 import uuid
@@ -162,6 +163,30 @@ async def test_content_that_cannot_be_made_is_buried_and_stops_nobody(house: Hou
     reading = await read_all(house.stage.url, [new])
     assert (reading.read["held by billing"], reading.read["dead"]) == (3, 2)
     assert reading.unreadable == 4  # those two, as both have them
+
+
+@message("heavy.v1", topic="orders")
+@dataclasses.dataclass
+class Heavy:
+    n: int
+
+    def __post_init__(self) -> None:
+        raise MemoryError
+
+
+async def test_content_that_finds_no_memory_is_tried_again(house: House) -> None:
+    """That may pass, unlike what does not fit; and it is no fault of the database."""
+    consumer = house.consumer(retry=RetryPolicy((60.0,)))
+
+    @consumer.on(Heavy)
+    async def handle(event: Heavy, tx: Any) -> None:
+        raise AssertionError
+
+    await house.send(make_message(b'{"n": 1}', type="heavy.v1", topic="orders"))
+    async with asyncio.timeout(30):
+        done = await consumer.drain_once()
+    assert (done.failed, done.buried, len(house.held())) == (1, 0, 1)
+    assert house.said("database.lost") == []
 
 
 async def _publish(house: House, *drafts: Draft) -> None:
