@@ -1,6 +1,7 @@
 """`postroom status`, once and live: what a relay says of itself, for people and for programs."""
 
 import asyncio
+import io
 import json
 import os
 import pty
@@ -355,6 +356,29 @@ def test_a_screen_fits(rows: int, columns: int, workers: int, destinations: int)
             assert "nats://broker-0:4222" in text
         if workers == 40:
             assert "more" in text
+
+
+def test_what_others_say_does_nothing_to_a_terminal() -> None:
+    """Names of workers and brokers and what went wrong are others' words, on page and screen."""
+    state, odd = busy(1, 1), "\x1b[2J\x9b31m"
+    state["workers"][0]["name"] = f"worker {odd}"
+    state["destinations"][0] |= {
+        "name": f"broker {odd}", "worker": f"teller {odd}", "error": f"text {odd}",
+    }  # fmt: skip
+    state["lanes"][0]["owner_name"] = f"owner {odd}"
+    about: dict[str, Any] = {"title": "t", "rates": {"delivered_per_second": 1.0}, "backlog": [1]}
+    for shown, owners in (
+        (screen.page(state), ("worker", "broker", "teller", "text", "owner")),
+        (
+            screen.screen(state, **about, height=60, error=f"outage {odd}"),
+            ("worker", "broker", "teller", "text", "outage"),
+        ),
+    ):
+        console = Console(width=300, file=io.StringIO(), color_system=None)
+        console.print(shown)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert [who for who in owners if rf"{who} \x1b[2J\x9b31m" not in text] == [], text
+        assert text.replace("\n", "").isprintable()
 
 
 def test_small_words_of_the_screen() -> None:

@@ -75,7 +75,7 @@ def screen(
 ) -> RenderableType:
     """`postroom status --watch`: what matters most, in so many lines."""
     parts: list[RenderableType] = [Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
-    parts.append(Text(error, style="bold red") if error else Text(""))
+    parts.append(Text(shown(error), style="bold red") if error else Text(""))
     parts += [_flow(state, rates, backlog), Text("")]
     room = None if height is None else max(2, height - FIXED_LINES)
     if down := state["destinations"]:
