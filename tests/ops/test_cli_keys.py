@@ -35,13 +35,18 @@ def test_a_name_that_others_chose_does_nothing_to_a_terminal(house: House, here:
 
     @idempotent(HOSTILE, key="order", keys=keys)
     def charge(order: str) -> str:
+        if order == "lost":
+            raise ConnectionError
         return order
 
     charge("17")
+    with pytest.raises(ConnectionError):
+        charge("lost")
     keys.close()
     url = ("--database", house.url)
-    told = [here("keys", "list", *url), here("keys", "show", HOSTILE, "17", *url)]
-    for done in told:
+    resolve = ("resolve", HOSTILE, "lost", "--not-done", "--reason", "asked")
+    for words in (("list",), ("show", HOSTILE, "17"), resolve):
+        done = here("keys", *words, *url)
         assert all(line.isprintable() for line in done.stdout.split("\n")), done.stdout
         assert r"\x1b]0;pwned\x07\x1b[2Jok\nPOST /pay fake \x9b31m\u202e" in done.stdout
     told = [here("keys", "show", HOSTILE, "none", *url)]
