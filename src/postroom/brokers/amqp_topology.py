@@ -109,8 +109,9 @@ class _Stays(urllib.request.HTTPRedirectHandler):
         return None
 
 
-# Past every proxy of the environment, too: RabbitMQ's password is for RabbitMQ.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stays)
+def _direct() -> urllib.request.OpenerDirector:
+    """Past every proxy of the environment, too: RabbitMQ's password is for RabbitMQ."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stays)
 
 
 async def _get(url: str, address: Address) -> Any:
@@ -121,7 +122,7 @@ async def _get(url: str, address: Address) -> Any:
     request = urllib.request.Request(url, headers=secret)  # noqa: S310  looked at above
 
     def get() -> Any:
-        with _DIRECT.open(request, timeout=_SECONDS) as answer:
+        with _direct().open(request, timeout=_SECONDS) as answer:
             return json.loads(answer.read(_MOST_BYTES))
 
     try:
