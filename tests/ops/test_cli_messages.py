@@ -185,8 +185,10 @@ def test_a_relay_process_writes_json_lines_and_stops_on_sigterm(tmp_path: Path) 
     assert (lines[0]["key"], lines[0]["payload"]) == ("k", {"is": "first"})
 
 
-def test_the_demo_tells_the_truth(tmp_path: Path) -> None:
-    done = postroom("demo", cwd=tmp_path)
+def test_the_demo_tells_the_truth_whatever_settings_lie_about(tmp_path: Path) -> None:
+    real = "kafka://127.0.0.1:9"
+    (tmp_path / "postroom.toml").write_text(f'[relay]\nroutes = {{ "*" = "{real}" }}\n')
+    done = postroom("demo", cwd=tmp_path, POSTROOM_BROKER_URL=real)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "none lost, none invented" in " ".join(done.stdout.split())
     assert done.stderr == ""

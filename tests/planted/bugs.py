@@ -687,8 +687,8 @@ def page_is_a_client() -> None:
 
 
 def simulated_with_settings() -> None:
-    inherited = children._inherited
-    children._inherited = lambda: dict(os.environ) | inherited()
+    inherited = children.environment_apart
+    children.environment_apart = lambda: dict(os.environ) | inherited()
 
 
 # ── Secrets ────────────────────────────────────────────────────────────────────────────────────

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from postroom.worker.apart import environment_apart
 
 __all__ = ["Child"]
 
@@ -37,7 +38,7 @@ class Child:
         self.deaths = 0
         self.failures = 0  # deaths that nobody wanted: it ended by itself, with an error
         self._arguments = list(arguments)
-        self._environment = _inherited() | dict(environment or {})
+        self._environment = environment_apart() | dict(environment or {})
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -95,14 +96,3 @@ class Child:
             process.send_signal(number)
             return True
         return False
-
-
-def _inherited() -> dict[str, str]:
-    """The environment without settings of Postroom's, and with paths that mean the same elsewhere:
-    the package may be imported from the working directory, or from `PYTHONPATH=src`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTROOM_")}
-    here, home = Path.cwd(), Path(__file__).resolve().parents[2]
-    paths = [str(here / each) for each in kept.get("PYTHONPATH", "").split(os.pathsep) if each]
-    if home == here.resolve():
-        paths.append(str(home))
-    return kept | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})

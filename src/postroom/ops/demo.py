@@ -30,6 +30,7 @@ from postroom.ops.demo_receiver import behave
 from postroom.outbox.publish import Outbox
 from postroom.outbox.relay import Relay
 from postroom.retry import RetryPolicy
+from postroom.worker.apart import environment_apart
 
 __all__ = ["play"]
 
@@ -220,16 +221,16 @@ async def _killed(story: Story) -> None:
         "the duplicate changes nothing.",
     )
     story.place("cyd")
-    environment = os.environ | {
+    environment = environment_apart() | {
+        "POSTROOM_DEMO": str(story.folder),
         "POSTROOM_FAILPOINTS": "relay.settle.before=kill",
         "POSTROOM_DATABASE_URL": story.url,
         "POSTROOM_BROKER_URL": RECEIVER,
         "POSTROOM_RELAY_LEASE_SECONDS": str(SETTINGS["lease_seconds"]),
         "POSTROOM_RELAY_SEND_TIMEOUT_SECONDS": str(SETTINGS["send_timeout_seconds"]),
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "postroom.ops.cli", "relay", "--once", env=environment
-    )
+    command = (sys.executable, "-m", "postroom.ops.cli", "relay", "--once")
+    process = await asyncio.create_subprocess_exec(*command, env=environment, cwd=story.folder)
     code = await process.wait()
     killed = code == -signal.SIGKILL if hasattr(signal, "SIGKILL") else code != 0
     story.say(f"[red]✗ relay process {process.pid} {'was killed' if killed else 'ended'}[/]")
