@@ -27,6 +27,7 @@ from django.urls import Resolver404, resolve
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.module_loading import import_string
 
+from postroom import failpoints
 from postroom.databases.trouble import is_conflict, waited_too_long
 from postroom.errors import ConfigurationError, PostroomError, PublishError, WrongCall
 from postroom.idempotency import problems
@@ -216,6 +217,8 @@ class _Atomic(Borrowed):
                         raise _Undo
                     if isinstance(mine, Mine):
                         self.finish(mine, answer)
+                    failpoints.hit("key.commit.before")
+                failpoints.hit("key.commit.after")
                 self.tell_executed(mine, answer)
                 return response
             except _Undo:
