@@ -1,0 +1,90 @@
+"""What clerks were asked, through which door, and what came of it, seen from outside."""
+
+import json
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worlds import World
+
+EACH = 2 if os.environ.get("POSTROOM_SWEEP") == "full" else 1
+# How a request is carried out at each door. Flask has a decorator (`same`) and a middleware, which
+# gives a session too (`keyed`); Django has no async transactions.
+MODES = {
+    "asgi": ("same", "external", "resume"),
+    "wsgi": ("same", "external", "resume"),
+    "flask": ("same", "keyed", "external", "resume"),
+    "django": ("same", "external", "resume"),
+    "django_async": ("external", "resume"),
+    "function": ("same", "external", "resume"),
+    "function_async": ("same", "external", "resume"),
+}
+
+
+def requests(door: str) -> list[tuple[str, str]]:
+    """The mode and the key of each."""
+    return [(mode, f"{mode}-{n}") for n in range(EACH) for mode in MODES[door]]
+
+
+class Register:
+    """One door, the clerks behind it, and the files they write."""
+
+    def __init__(self, world: "World", door: str) -> None:
+        self.world = world
+        self.door = door
+        self.effects = world.folder / f"effects-{world._runs}"
+        self.answers = world.folder / f"answers-{world._runs}"
+
+    def start(self, failpoints: str = "", log: Any = None, rounds: int = 1) -> Any:
+        environment = {"POSTROOM_FAILPOINTS": failpoints} if failpoints else {}
+        if log is not None:
+            environment["POSTROOM_FAILPOINTS_LOG"] = str(log)
+        files = {"effects": str(self.effects), "answers": str(self.answers)}
+        return self.world._start("clerk", environment, door=self.door, **files, rounds=rounds)
+
+    def judge(self) -> None:
+        """Each request carried out once, and answered alike whenever it was: every attempt has a
+        number of its own, so that the answer of another would be noticed."""
+        asked = requests(self.door)
+        tables = self.world.tables
+        column = "`key`" if tables.kind == "mariadb" else "key"
+        numbers = {str(id): n for id, n in tables.query("SELECT id, n FROM business")}
+        assert sorted(numbers) == sorted(key for mode, key in asked if mode != "external")
+        messages = tables.query(f"SELECT {column}, payload FROM {{p}}outbox")
+        assert sorted((key, json.loads(bytes(said))["n"]) for key, said in messages) == sorted(
+            numbers.items()
+        )
+        numbers |= self._judge_effects()
+        stored = f"SELECT {column}, status, response_body FROM {{p}}idempotency_key"
+        answers = [(key, status, _said(body)) for key, status, body in tables.query(stored)]
+        wanted = {key: {"key": key, "n": numbers[key]} for _, key in asked}
+        assert sorted(answers, key=str) == sorted(
+            ((key, "completed", answer) for key, answer in wanted.items()), key=str
+        )
+        assert self._told() == {(key, json.dumps(answer)) for key, answer in wanted.items()}
+
+    def _told(self) -> set[tuple[str, str]]:
+        """What clients were answered; a refusal is none, as they ask again."""
+        told = set()
+        for line in self.answers.read_text().splitlines():
+            key, status, body = json.loads(line)
+            assert status in (200, 409, 500, 503), line
+            if status == 200:
+                told.add((key, json.dumps(json.loads(body))))
+        return told
+
+    def _judge_effects(self) -> dict[str, int]:
+        """The numbers of those that were carried out elsewhere."""
+        lines = [json.loads(line) for line in self.effects.read_text().splitlines()]
+        times = Counter(key for key, _, _ in lines)
+        for mode, key in requests(self.door):
+            # A call may be made twice in `resume`, under one key that its receiver knows.
+            most = {"external": 1, "resume": 2}.get(mode, 0)
+            assert min(most, 1) <= times[key] <= most, (key, times[key])
+        assert len({(key, card) for key, card, _ in lines}) == len(times), lines
+        return {key: n for key, _, n in lines if key.startswith("external")}
+
+
+def _said(body: Any) -> Any:
+    return None if body is None else json.loads(bytes(body))
