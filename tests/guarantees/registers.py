@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,28 +51,24 @@ class Register:
         tables = self.world.tables
         column = "`key`" if tables.kind == "mariadb" else "key"
         numbers = {str(id): n for id, n in tables.query("SELECT id, n FROM business")}
-        assert sorted(numbers) == sorted(key for mode, key in asked if mode != "external")
+        _alike("changes", numbers, [key for mode, key in asked if mode != "external"])
         messages = tables.query(f"SELECT {column}, payload FROM {{p}}outbox")
-        assert sorted((key, json.loads(bytes(said))["n"]) for key, said in messages) == sorted(
-            numbers.items()
-        )
+        said = [(key, json.loads(bytes(payload))["n"]) for key, payload in messages]
+        _alike("messages", said, numbers.items())
         numbers |= self._judge_effects()
-        stored = f"SELECT {column}, status, response_body FROM {{p}}idempotency_key"
-        answers = [(key, status, _said(body)) for key, status, body in tables.query(stored)]
-        wanted = {key: {"key": key, "n": numbers[key]} for _, key in asked}
-        assert sorted(answers, key=str) == sorted(
-            ((key, "completed", answer) for key, answer in wanted.items()), key=str
-        )
-        assert self._told() == {(key, json.dumps(answer)) for key, answer in wanted.items()}
+        query = f"SELECT {column}, status, response_body FROM {{p}}idempotency_key"
+        stored = [(key, status, _number(body)) for key, status, body in tables.query(query)]
+        _alike("answers kept", stored, [(key, "completed", numbers[key]) for _, key in asked])
+        _alike("answers given", self._told(), numbers.items())
 
-    def _told(self) -> set[tuple[str, str]]:
+    def _told(self) -> set[tuple[str, Any]]:
         """What clients were answered; a refusal is none, as they ask again."""
         told = set()
         for line in self.answers.read_text().splitlines():
             key, status, body = json.loads(line)
             assert status in (200, 409, 500, 503), line
             if status == 200:
-                told.add((key, json.dumps(json.loads(body))))
+                told.add((key, _number(body)))
         return told
 
     def _judge_effects(self) -> dict[str, int]:
@@ -81,10 +78,16 @@ class Register:
         for mode, key in requests(self.door):
             # A call may be made twice in `resume`, under one key that its receiver knows.
             most = {"external": 1, "resume": 2}.get(mode, 0)
-            assert min(most, 1) <= times[key] <= most, (key, times[key])
+            assert min(most, 1) <= times[key] <= most, f"{key} was done {times[key]} times"
         assert len({(key, card) for key, card, _ in lines}) == len(times), lines
         return {key: n for key, _, n in lines if key.startswith("external")}
 
 
-def _said(body: Any) -> Any:
-    return None if body is None else json.loads(bytes(body))
+def _number(answer: Any) -> Any:
+    """The number in an answer; None: it has none."""
+    return None if answer is None else json.loads(answer)["n"]
+
+
+def _alike(what: str, found: Iterable[Any], wanted: Iterable[Any]) -> None:
+    have, want = Counter(list(found)), Counter(list(wanted))
+    assert have == want, f"{what}: {list(have - want)}, not {list(want - have)}"

@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,15 +39,26 @@ PASSED = ("key.claim", "key.finish", "key.point", "key.call", "clerk.effect")
 COMMITS = {"function": "clerk.commit", "function_async": "clerk.commit"}
 
 
-def run_case(world: World, chosen: tuple[str, Case]) -> str:
-    door, case = chosen
-    register = Register(world, door)
+@dataclass(frozen=True)
+class AtDoor:
+    """What goes wrong, and where it was asked for."""
+
+    door: str
+    case: Case
+
+    def __str__(self) -> str:
+        return f"{self.door} {self.case}"
+
+
+def run_case(world: World, at: AtDoor) -> str:
+    case = at.case
+    register = Register(world, at.door)
     code = register.start(case.failpoints).wait()
     # What failed is tried again, by its client and by a worker.
     successor = register.start(rounds=3)
     assert successor.wait() == 0, successor.log
     register.judge()
-    return f"{door} {case.action}: {'killed' if code == -9 else 'survived'}"
+    return f"{at.door} {case.action}: {'killed' if code == -9 else 'survived'}"
 
 
 def every(points: Counter[str]) -> Iterator[Case]:
@@ -103,11 +115,11 @@ def test_a_clerk_may_die_at_any_point(
 ) -> None:
     begun = time.perf_counter()
     world = new_world(kind)
-    chosen: list[tuple[str, Case]] = []
+    chosen: list[AtDoor] = []
     for door in doors(kind, seed):
         points = learnt(world, door)
         cases = list(every(points) if full_size() else some(door, points, kind, seed))
-        chosen += [(door, case) for case in cases]
+        chosen += [AtDoor(door, case) for case in cases]
         print(f"{kind} {door}: {len(points)} points, {sum(points.values())} passes")
     ends = sweep(lambda: new_world(kind), chosen, run_case)
-    tell(kind, begun, len(chosen), f"{len({door for door, _ in chosen})} doors", ends)
+    tell(kind, begun, len(chosen), f"{len({at.door for at in chosen})} doors", ends)
