@@ -24,7 +24,7 @@ from werkzeug.exceptions import NotFound
 
 import django_doors
 from doors import mysql_options
-from postroom import Outbox
+from postroom import Outbox, failpoints
 from postroom.idempotency import Keys, Policies, Policy
 from postroom.idempotency import django as django_keys
 from postroom.idempotency import flask as flask_keys
@@ -199,6 +199,27 @@ def test_what_fails_leaves_nothing(shop: Shop, stage: Stage) -> None:
         assert {answer.status_code for answer in answers} == {500 if do == "fail" else int(do)}
         assert shop.runs[do] == (1 if kept else 2), do
     assert (stage.things(), stage.messages()) == ([], [])
+
+
+def test_an_error_beside_the_commit(shop: Shop, stage: Stage) -> None:
+    """Before it nothing has happened; after it all has, and the client may ask what."""
+
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    for end, kept in (("before", []), ("after", ["after"])):
+        failpoints.arm(f"key.commit.{end}", fail, at=1)
+        try:
+            assert shop.post(end, end).status_code == 500
+        finally:
+            failpoints.clear()
+        found = stage.things()
+        assert [thing for thing in found if thing == end] == kept
+        assert len(stage.messages()) == len(found)
+        answers = [shop.post(end, end).json()["n"] for _ in range(2)]
+        assert answers == [1 if kept else 2] * 2
+    assert sorted(stage.things()) == ["after", "before"]
+    assert len(stage.messages()) == 2
 
 
 @pytest.mark.parametrize("how", ["abort", "not found"])

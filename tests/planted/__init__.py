@@ -313,6 +313,23 @@ BUGS: dict[str, Bug] = {
         "a key is claimed in a commit of its own, and stays when its request is rolled back",
         on(f"{SAME}test_refusals_that_pass_leave_nothing", *(f"{kind}-500" for kind in ALL)),
     ),
+    "view_committed_before_its_key": Bug(
+        "a decorated view commits what it did before its answer is written down",
+        on(
+            "tests/idempotency/test_views.py::test_an_error_beside_the_commit",
+            *("flask-postgresql", "flask raw-mariadb", *(f"django-{kind}" for kind in ALL)),
+        ),
+    ),
+    "function_committed_before_its_key": Bug(
+        "a decorated function commits what it did before its result is written down",
+        on(
+            "tests/idempotency/test_functions.py::"
+            "test_once_for_each_key_in_the_caller_s_transaction",
+            "psycopg.Connection-postgresql-default",
+            "sqlalchemy.AsyncSession-mariadb-asyncmy",
+            "sqlite3.Connection-sqlite-default",
+        ),
+    ),
     "key_free_before_its_answer": Bug(
         "the key of a request is free again before its answer is written down",
         on(f"{KEYED}test_one_effect_and_one_answer", *PLACES),

@@ -28,7 +28,9 @@ from postroom.gateway import adapter, children
 from postroom.gateway.counter import Counter
 from postroom.idempotency import exchange, keys, policy, resume, store, turn
 from postroom.idempotency import rules as key_rules
+from postroom.idempotency.borrowed import Borrowed
 from postroom.idempotency.runs import Run
+from postroom.idempotency.savepoints import Savepoint
 from postroom.idempotency.transaction import KeyedTransaction
 from postroom.inbox import carrying
 from postroom.inbox import rules as inbox_rules
@@ -507,6 +509,25 @@ def key_in_a_second_transaction() -> None:
         return verdict
 
     KeyedTransaction.begin = early  # type: ignore[method-assign]
+
+
+def view_committed_before_its_key() -> None:
+    finish = Borrowed.finish
+
+    def late(self: Borrowed, mine: Any, answer: Any) -> None:
+        # Of Django the driver's, since its own refuses inside of atomic().
+        (self.tx.connection if hasattr(self.tx, "atomic_blocks") else self.tx).commit()
+        finish(self, mine, answer)
+
+    Borrowed.finish = late  # type: ignore[method-assign]
+
+
+def function_committed_before_its_key() -> None:
+    async def release_async(self: Savepoint) -> None:
+        await self._tx.commit()
+
+    Savepoint.release = lambda self: self._tx.commit()  # type: ignore[method-assign]
+    Savepoint.release_async = release_async  # type: ignore[method-assign]
 
 
 def key_free_before_its_answer() -> None:
