@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pymysql
@@ -12,6 +13,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from doors import DOORS, Door, mysql_options
+from postroom import failpoints
 from postroom.databases.sqlalchemy import SQLAlchemyLink
 from postroom.errors import ConfigurationError, KeyInDoubt, ResultNotKept
 from postroom.flow import Flow, Statement, run
@@ -75,6 +77,45 @@ async def test_a_function_that_raises_has_done_nothing(door: Door, stages: Stage
         assert await call() == "done"
         await opened.commit()
     assert status(stage) == ["completed"]
+
+
+@each_door
+async def test_a_statement_of_ours_that_fails_leaves_nothing(door: Door, stages: Stages) -> None:
+    """Whichever it is: the caller may commit the rest, and the key is free."""
+    stage = stages[door.database]
+    points = [f"sql.{what}" for what in ("claim.after", "savepoint.before", "finish.before")]
+
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    async with door.open(stage.url) as opened:
+
+        @idempotent("place", key="key", tx="tx")
+        async def place_async(tx: Any, key: str) -> str:
+            await opened.execute("INSERT INTO thing VALUES ('a')")
+            return "done"
+
+        @idempotent("place", key="key", tx="tx")
+        def place(tx: Any, key: str) -> str:
+            return "done"
+
+        async def call(key: str) -> Any:
+            if opened.is_async:
+                return await place_async(opened.tx, key)
+            return await opened.call(place, opened.tx, key)
+
+        for point in points:
+            failpoints.arm(point, fail, at=1)
+            try:
+                with suppress(RuntimeError):  # SQLAlchemy sets its savepoints without us
+                    await call(point)
+            finally:
+                failpoints.clear()
+            await opened.commit()
+            assert await call(point) == "done", point
+            await opened.commit()
+    assert status(stage) == ["completed"] * len(points)
+    assert len(stage.things()) == (len(points) if opened.is_async else 0)
 
 
 def test_a_session_forgets_what_a_function_that_raised_did(stage: Stage) -> None:

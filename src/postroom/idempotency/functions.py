@@ -46,6 +46,7 @@ from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import (
     Answer,
     BadKey,
+    Claim,
     Mine,
     Name,
     Other,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 __all__ = ["idempotent"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 JSON = (("content-type", "application/json"),)
 _WHAT = "record of this request"
 _PLAIN = (uuid.UUID, decimal.Decimal, dt.date, dt.datetime, dt.time)
@@ -135,24 +137,7 @@ class _Call:
     def run(self, args: Any, kwargs: Any) -> Any:
         tx, asked = self._asked(args, kwargs)
         if tx is not None:
-            instead = "an async function"
-            mine = carry_out(tx, self._claim(asked), what=_WHAT, instead=instead)
-            if not isinstance(mine, Mine):
-                return _result(mine, asked)
-            savepoint = Savepoint(tx)
-            try:
-                savepoint.set()
-                answer = _answer(self.function(*args, **kwargs))
-                savepoint.release()
-            except BaseException:
-                if savepoint.undo():
-                    with suppress(Exception):
-                        carry_out(tx, self._give_back(mine), what=_WHAT, instead=instead)
-                raise
-            finally:
-                savepoint.leave()
-            carry_out(tx, self._finish(mine, answer), what=_WHAT, instead=instead)
-            return json.loads(answer.body)
+            return self._inside(tx, asked, args, kwargs)
         assert self.keys is not None
         engines = self.keys.engines
         verdict = drive(opening(asked), engines)
@@ -177,23 +162,7 @@ class _Call:
     async def run_async(self, args: Any, kwargs: Any) -> Any:
         tx, asked = self._asked(args, kwargs)
         if tx is not None:
-            mine = await carry_out_async(tx, self._claim(asked), what=_WHAT)
-            if not isinstance(mine, Mine):
-                return _result(mine, asked)
-            savepoint = Savepoint(tx)
-            try:
-                await savepoint.set_async()
-                answer = _answer(await self.function(*args, **kwargs))
-                await savepoint.release_async()
-            except BaseException:
-                if await savepoint.undo_async():
-                    with suppress(Exception):
-                        await carry_out_async(tx, self._give_back(mine), what=_WHAT)
-                raise
-            finally:
-                savepoint.leave()
-            await carry_out_async(tx, self._finish(mine, answer), what=_WHAT)
-            return json.loads(answer.body)
+            return await self._inside_async(tx, asked, args, kwargs)
         assert self.keys is not None
         engines = self.keys.engines
         verdict = await drive_async(opening(asked), engines)
@@ -215,14 +184,72 @@ class _Call:
             raise unfit
         return json.loads(answer.body) if ended is None else _result(ended, asked)
 
-    def _claim(self, asked: Asked) -> Flow[Verdict]:
-        keep, wait = self.policy.keep_seconds, self.policy.wait_seconds
-        claiming = store.claim(asked.name, asked.fingerprint, "same_transaction", keep_seconds=keep)
-        return store.patiently(claiming, wait)
+    def _inside(self, tx: Any, asked: Asked, args: Any, kwargs: Any) -> Any:
+        """In the caller's transaction. If it raises it has left nothing there, its claim neither,
+        whatever the caller then makes of the transaction."""
 
-    def _give_back(self, mine: Mine) -> Flow[bool]:
-        """It raised, and what it did is undone: whoever commits, the key is free again."""
-        return store.fail(mine.claim, "it raised an error, and was undone", keep_seconds=0)
+        def say(flow: Flow[T]) -> T:
+            return carry_out(tx, flow, what=_WHAT, instead="an async function")
+
+        owner = store.new_owner()
+        try:
+            mine = say(self._claim(asked, owner))
+        except BaseException:
+            with suppress(Exception):
+                say(_give_back(asked.name, owner))
+            raise
+        if not isinstance(mine, Mine):
+            return _result(mine, asked)
+        savepoint = Savepoint(tx)
+        try:
+            savepoint.set()
+            answer = _answer(self.function(*args, **kwargs))
+            say(self._finish(mine, answer))
+            savepoint.release()
+        except BaseException:
+            if savepoint.undo():
+                with suppress(Exception):
+                    say(_give_back(asked.name, owner))
+            raise
+        finally:
+            savepoint.leave()
+        return json.loads(answer.body)
+
+    async def _inside_async(self, tx: Any, asked: Asked, args: Any, kwargs: Any) -> Any:
+        """The same in an event loop."""
+
+        async def say(flow: Flow[T]) -> T:
+            return await carry_out_async(tx, flow, what=_WHAT)
+
+        owner = store.new_owner()
+        try:
+            mine = await say(self._claim(asked, owner))
+        except BaseException:
+            with suppress(Exception):
+                await say(_give_back(asked.name, owner))
+            raise
+        if not isinstance(mine, Mine):
+            return _result(mine, asked)
+        savepoint = Savepoint(tx)
+        try:
+            await savepoint.set_async()
+            answer = _answer(await self.function(*args, **kwargs))
+            await say(self._finish(mine, answer))
+            await savepoint.release_async()
+        except BaseException:
+            if await savepoint.undo_async():
+                with suppress(Exception):
+                    await say(_give_back(asked.name, owner))
+            raise
+        finally:
+            savepoint.leave()
+        return json.loads(answer.body)
+
+    def _claim(self, asked: Asked, owner: str) -> Flow[Verdict]:
+        keep, wait = self.policy.keep_seconds, self.policy.wait_seconds
+        name, mode = asked.name, self.policy.mode
+        claiming = store.claim(name, asked.fingerprint, mode, keep_seconds=keep, owner=owner)
+        return store.patiently(claiming, wait)
 
     def _finish(self, mine: Mine, answer: Answer) -> Flow[None]:
         answer = for_storing(answer, self.policy)
@@ -252,6 +279,14 @@ class _Call:
         digest = _digest({name: values[name] for name in wanted}, self.operation)
         name = Name(scope_name(who), self.operation, key)
         return (None if self._tx is None else values[self._tx]), Asked(name, digest, self.policy)
+
+
+def _give_back(name: Name, owner: str) -> Flow[None]:
+    """Nothing of it is left: whoever commits, the key is free again."""
+    record = yield from store.look(name)
+    if record is not None and record.owner == owner:
+        mine = Claim(name, owner, record.epoch)
+        yield from store.fail(mine, "it raised an error, and was undone", keep_seconds=0)
 
 
 def _names(given: object) -> bool:

@@ -32,12 +32,14 @@ class Savepoint:
         self._name = f"postroom_key_{self._depth}"
         self._asks = kind_of(self._tx).library == "sqlalchemy"
         self._nested: Any = None
+        self._stands = False
 
     def set(self) -> None:
         if self._asks:
             self._nested = self._tx.begin_nested()
         else:
             self._say("SAVEPOINT")
+        self._stands = True
 
     def release(self) -> None:
         """The work is done. Those of drivers end with their transaction."""
@@ -46,6 +48,8 @@ class Savepoint:
 
     def undo(self) -> bool:
         """Take back what was done since. False: the work has ended the transaction itself."""
+        if not self._stands:
+            return True  # it could not be set, so the work has not begun
         try:
             if self._nested is not None:
                 self._nested.rollback()
@@ -62,6 +66,7 @@ class Savepoint:
             self._nested = await self._tx.begin_nested()
         else:
             self._nested = self._tx.begin_nested()
+        self._stands = True
 
     async def release_async(self) -> None:
         nested = self._nested
@@ -69,6 +74,8 @@ class Savepoint:
             await waiting
 
     async def undo_async(self) -> bool:
+        if not self._stands:
+            return True
         try:
             if self._nested is None:
                 await self._say_async("ROLLBACK TO SAVEPOINT")
