@@ -168,10 +168,20 @@ def function(desk: "Desk") -> Opened:
     def same(key: str) -> Any:
         with closing(connect(desk.url)) as tx:
             told = insert(tx, key)
-            failpoints.hit("clerk.commit.before")
-            tx.commit()
-            failpoints.hit("clerk.commit.after")
+            commit(tx)
             return told
+
+    def caught(key: str) -> Any:
+        with closing(connect(desk.url)) as tx:
+            try:
+                return insert(tx, key)
+            finally:
+                commit(tx)
+
+    def commit(tx: Any) -> None:
+        failpoints.hit("clerk.commit.before")
+        tx.commit()
+        failpoints.hit("clerk.commit.after")
 
     @idempotent("external", key="key", keys=desk.keys, policy=desk.external)
     def external(key: str) -> Any:
@@ -180,7 +190,7 @@ def function(desk: "Desk") -> Opened:
     def resume(key: str) -> Any:
         return desk.go_on(key, {"key": key})
 
-    ways = {"same": same, "external": external, "resume": resume}
+    ways = {"same": same, "caught": caught, "external": external, "resume": resume}
     return _in_thread(lambda mode, key: (200, json.dumps(ways[mode](key)).encode())), desk.go_on
 
 
@@ -194,10 +204,20 @@ def function_async(desk: "Desk") -> Opened:
     async def same(key: str) -> Any:
         async with AsyncSession(desk.engine_async) as tx:
             told = await insert(tx, key)
-            failpoints.hit("clerk.commit.before")
-            await tx.commit()
-            failpoints.hit("clerk.commit.after")
+            await commit(tx)
             return told
+
+    async def caught(key: str) -> Any:
+        async with AsyncSession(desk.engine_async) as tx:
+            try:
+                return await insert(tx, key)
+            finally:
+                await commit(tx)
+
+    async def commit(tx: Any) -> None:
+        failpoints.hit("clerk.commit.before")
+        await tx.commit()
+        failpoints.hit("clerk.commit.after")
 
     @idempotent("external", key="key", keys=desk.keys, policy=desk.external)
     async def external(key: str) -> Any:
@@ -206,7 +226,7 @@ def function_async(desk: "Desk") -> Opened:
     async def resume(key: str) -> Any:
         return await desk.go_on_async(key, {"key": key})
 
-    ways = {"same": same, "external": external, "resume": resume}
+    ways = {"same": same, "caught": caught, "external": external, "resume": resume}
 
     async def ask(mode: str, key: str) -> tuple[int, bytes]:
         return 200, json.dumps(await ways[mode](key)).encode()

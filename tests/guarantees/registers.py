@@ -11,16 +11,18 @@ if TYPE_CHECKING:
 
 EACH = 2 if os.environ.get("POSTROOM_SWEEP") == "full" else 1
 # How a request is carried out at each door. Flask has a decorator (`same`) and a middleware, which
-# gives a session too (`keyed`); Django has no async transactions.
+# gives a session too (`keyed`); Django has no async transactions; whoever calls a function may
+# commit though it failed (`caught`).
 MODES = {
     "asgi": ("same", "external", "resume"),
     "wsgi": ("same", "external", "resume"),
     "flask": ("same", "keyed", "external", "resume"),
     "django": ("same", "external", "resume"),
     "django_async": ("external", "resume"),
-    "function": ("same", "external", "resume"),
-    "function_async": ("same", "external", "resume"),
+    "function": ("same", "caught", "external", "resume"),
+    "function_async": ("same", "caught", "external", "resume"),
 }
+IN_ONE = ("same", "keyed", "caught")
 
 
 def requests(door: str) -> list[tuple[str, str]]:

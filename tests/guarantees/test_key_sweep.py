@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from registers import MODES, Register, requests
+from registers import IN_ONE, MODES, Register, requests
 from sweeping import Case, full_size, learn, sweep, tell
 from worlds import KINDS, World
 
@@ -101,7 +101,7 @@ def learnt(world: World, door: str) -> Counter[str]:
     for name in PASSED:
         assert points[f"{name}.before"], (door, name)
         assert points[f"{name}.after"], (door, name)
-    in_one = sum(mode in ("same", "keyed") for mode, _ in requests(door))
+    in_one = sum(mode in IN_ONE for mode, _ in requests(door))
     for end in ("before", "after"):
         assert points[f"{COMMITS.get(door, 'key.commit')}.{end}"] == in_one, (door, end)
     for query in ("claim", "finish", "advance"):
