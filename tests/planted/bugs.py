@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import inspect
 import os
 import re
 import signal
@@ -26,11 +27,10 @@ from postroom.dead_letters import store as letters
 from postroom.flow import Flow, Value
 from postroom.gateway import adapter, children
 from postroom.gateway.counter import Counter
-from postroom.idempotency import exchange, keys, policy, resume, store, turn
+from postroom.idempotency import exchange, functions, keys, policy, resume, store, turn
 from postroom.idempotency import rules as key_rules
 from postroom.idempotency.borrowed import Borrowed
 from postroom.idempotency.runs import Run
-from postroom.idempotency.savepoints import Savepoint
 from postroom.idempotency.transaction import KeyedTransaction
 from postroom.inbox import carrying
 from postroom.inbox import rules as inbox_rules
@@ -523,11 +523,29 @@ def view_committed_before_its_key() -> None:
 
 
 def function_committed_before_its_key() -> None:
-    async def release_async(self: Savepoint) -> None:
-        await self._tx.commit()
+    """Its transaction is committed as soon as it has returned."""
+    first = functions._Call.__init__
 
-    Savepoint.release = lambda self: self._tx.commit()  # type: ignore[method-assign]
-    Savepoint.release_async = release_async  # type: ignore[method-assign]
+    def hasty(self: Any, function: Any, operation: str, key: Any, tx: Any, *rest: Any) -> None:
+        first(self, function, operation, key, tx, *rest)
+        if tx is None:
+            return
+        given = self._signature.bind
+
+        def committed(*args: Any, **how: Any) -> Any:
+            told = function(*args, **how)
+            given(*args, **how).arguments[tx].commit()
+            return told
+
+        async def committed_async(*args: Any, **how: Any) -> Any:
+            told = await function(*args, **how)
+            await given(*args, **how).arguments[tx].commit()
+            return told
+
+        is_async = inspect.iscoroutinefunction(function)
+        self.function = committed_async if is_async else committed
+
+    functions._Call.__init__ = hasty  # type: ignore[method-assign]
 
 
 def key_free_before_its_answer() -> None:
