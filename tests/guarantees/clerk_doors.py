@@ -46,7 +46,7 @@ Opened: TypeAlias = tuple[Asking, Any]
 def asgi(desk: "Desk") -> Opened:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         turn, wish = asgi_keys.turn_of(scope), json.loads((await receive())["body"])
-        if scope["path"] == "/same":
+        if scope["path"] in ("/same", "/refused"):
             session = await turn.session_async(desk.engine_async)
             told = await desk.insert_async(session, wish["key"])
         elif scope["path"] == "/external":
@@ -54,7 +54,8 @@ def asgi(desk: "Desk") -> Opened:
         else:
             told = await desk.go_on_async.serve(turn, wish)
         head = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200, "headers": head})
+        status = desk.status(scope["path"])
+        await send({"type": "http.response.start", "status": status, "headers": head})
         await send({"type": "http.response.body", "body": json.dumps(told).encode()})
 
     return _by_asgi(asgi_keys.IdempotencyMiddleware(app, desk.keys)), desk.go_on_async
@@ -63,29 +64,32 @@ def asgi(desk: "Desk") -> Opened:
 def wsgi(desk: "Desk") -> Opened:
     def app(environ: Any, start: Any) -> Any:
         turn, wish = wsgi_keys.turn_of(environ), json.loads(environ["wsgi.input"].read())
-        if environ["PATH_INFO"] == "/same":
+        if environ["PATH_INFO"] in ("/same", "/refused"):
             told = desk.insert(turn.session(desk.engine), wish["key"])
         elif environ["PATH_INFO"] == "/external":
             told = desk.charge(wish["key"], turn.key_for("card"))
         else:
             told = desk.go_on.serve(turn, wish)
-        start("200 OK", [("Content-Type", "application/json")])
+        start(f"{desk.status(environ['PATH_INFO'])} said", [("Content-Type", "application/json")])
         return [json.dumps(told).encode()]
 
     return _by_wsgi(wsgi_keys.IdempotencyMiddleware(app, desk.keys)), desk.go_on
 
 
 def flask(desk: "Desk") -> Opened:
-    """`same` is decorated; the others are under the middleware."""
+    """`same` and `refused` are decorated; the others are under the middleware."""
     desk.policies["POST /keyed"] = desk.policies.pop("POST /same")
+    del desk.policies["POST /refused"]
     sessions = scoped_session(sessionmaker(desk.engine))
     app = flask_library.Flask(__name__)
     app.teardown_appcontext(lambda _: sessions.remove())
 
     @app.post("/same")
+    @app.post("/refused")
     @flask_keys.idempotent(desk.keys, lambda: sessions, Policy(required=True))
     def same() -> Any:
-        return desk.insert(sessions(), wished()["key"])
+        told = desk.insert(sessions(), wished()["key"])
+        return told, desk.status(flask_library.request.path)
 
     @app.post("/keyed")
     def keyed() -> Any:
@@ -108,12 +112,12 @@ def flask(desk: "Desk") -> Opened:
 
 
 def django(desk: "Desk") -> Opened:
-    """`same` is decorated, `external` under the middleware; `resume` has neither."""
+    """`same` and `refused` are decorated, `external` under the middleware; `resume` has neither."""
 
     @django_keys.idempotent(desk.keys, Policy(required=True))
     def same(request: Any) -> Any:
-        wish = json.loads(request.body)
-        return JsonResponse(desk.insert(connections["default"], wish["key"]))
+        told = desk.insert(connections["default"], json.loads(request.body)["key"])
+        return JsonResponse(told, status=desk.status(request.path))
 
     def external(request: Any) -> Any:
         card = request.postroom_idempotency.key_for("card")
@@ -124,7 +128,7 @@ def django(desk: "Desk") -> Opened:
             desk.go_on(request.headers["Idempotency-Key"], json.loads(request.body))
         )
 
-    _set_up_django(desk, same, external, resume)
+    _set_up_django(desk, same=same, refused=same, external=external, resume=resume)
     return _by_wsgi(WSGIHandler()), desk.go_on
 
 
@@ -137,17 +141,17 @@ def django_async(desk: "Desk") -> Opened:
         key, wish = request.headers["Idempotency-Key"], json.loads(request.body)
         return JsonResponse(await desk.go_on_async(key, wish))
 
-    _set_up_django(desk, external, resume)
+    _set_up_django(desk, external=external, resume=resume)
     return _by_asgi(ASGIHandler()), desk.go_on_async
 
 
-def _set_up_django(desk: "Desk", *views: Any) -> None:
+def _set_up_django(desk: "Desk", **views: Any) -> None:
     entry = django_doors.entry(desk.url)
     if desk.scheme == "sqlite":
         entry["OPTIONS"] = {"timeout": 30, "transaction_mode": "IMMEDIATE"}
     connections.settings["default"] = connections.configure_settings({"default": entry})["default"]
     urls = types.ModuleType("clerk_urls")
-    urls.urlpatterns = [path(view.__name__, view) for view in views]  # type: ignore[attr-defined]
+    urls.urlpatterns = [path(name, view) for name, view in views.items()]  # type: ignore[attr-defined]
     sys.modules["clerk_urls"] = urls
     settings.ROOT_URLCONF = "clerk_urls"
     settings.ALLOWED_HOSTS = ["*"]

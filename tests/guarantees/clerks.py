@@ -65,6 +65,7 @@ class Desk:
         self.external = Policy(mode="external", verify=self.verify)
         self.policies = {
             "POST /same": Policy(mode="same_transaction"),
+            "POST /refused": Policy(mode="same_transaction"),
             "POST /external": self.external,
             "POST /resume": Policy(mode="resume"),
         }
@@ -89,6 +90,11 @@ class Desk:
         if self.scheme == "sqlite":
             event.listen(engine, "connect", lambda c, _: c.execute("PRAGMA busy_timeout = 30000"))
         return engine
+
+    @staticmethod
+    def status(path: str) -> int:
+        """A refusal comes after the work, which is undone."""
+        return 410 if path == "/refused" else 200
 
     # ── what is done for a request: each attempt answers with a number of its own ──────────────
 

@@ -12,17 +12,18 @@ if TYPE_CHECKING:
 EACH = 2 if os.environ.get("POSTROOM_SWEEP") == "full" else 1
 # How a request is carried out at each door. Flask has a decorator (`same`) and a middleware, which
 # gives a session too (`keyed`); Django has no async transactions; whoever calls a function may
-# commit though it failed (`caught`).
+# commit though it failed (`caught`). What is `refused` was done before, and is undone.
 MODES = {
-    "asgi": ("same", "external", "resume"),
-    "wsgi": ("same", "external", "resume"),
-    "flask": ("same", "keyed", "external", "resume"),
-    "django": ("same", "external", "resume"),
+    "asgi": ("same", "refused", "external", "resume"),
+    "wsgi": ("same", "refused", "external", "resume"),
+    "flask": ("same", "refused", "keyed", "external", "resume"),
+    "django": ("same", "refused", "external", "resume"),
     "django_async": ("external", "resume"),
     "function": ("same", "caught", "external", "resume"),
     "function_async": ("same", "caught", "external", "resume"),
 }
 IN_ONE = ("same", "keyed", "caught")
+ROUNDS = 3  # in which a successor asks for everything again
 
 
 def requests(door: str) -> list[tuple[str, str]]:
@@ -53,25 +54,38 @@ class Register:
         tables = self.world.tables
         column = "`key`" if tables.kind == "mariadb" else "key"
         numbers = {str(id): n for id, n in tables.query("SELECT id, n FROM business")}
-        _alike("changes", numbers, [key for mode, key in asked if mode != "external"])
+        done = [key for mode, key in asked if mode not in ("external", "refused")]
+        _alike("changes", numbers, done)
         messages = tables.query(f"SELECT {column}, payload FROM {{p}}outbox")
         said = [(key, json.loads(bytes(payload))["n"]) for key, payload in messages]
         _alike("messages", said, numbers.items())
-        numbers |= self._judge_effects()
+        numbers |= self._judge_effects() | self._refusals()
         query = f"SELECT {column}, status, response_body FROM {{p}}idempotency_key"
         stored = [(key, status, _number(body)) for key, status, body in tables.query(query)]
         _alike("answers kept", stored, [(key, "completed", numbers[key]) for _, key in asked])
         _alike("answers given", self._told(), numbers.items())
 
+    def _refusals(self) -> dict[str, int]:
+        """The numbers of those that were refused. A refusal that could not be kept is given all the
+        same, so the first may have been another; the last ones are alike."""
+        numbers: dict[str, int] = {}
+        for mode, key in requests(self.door):
+            if mode == "refused":
+                lines = [body for k, status, body in self._lines() if (k, status) == (key, 410)]
+                (numbers[key],) = {_number(body) for body in lines[-ROUNDS:]}
+        return numbers
+
+    def _lines(self) -> list[tuple[str, int, str]]:
+        return [json.loads(line) for line in self.answers.read_text().splitlines()]
+
     def _told(self) -> set[tuple[str, Any]]:
         """What clients were answered; a refusal is none, as they ask again."""
         told = set()
-        for line in self.answers.read_text().splitlines():
-            key, status, body = json.loads(line)
-            assert status in (200, 409, 500, 503), line
+        for key, status, body in self._lines():
+            assert status in (200, 409, 410, 500, 503), (key, status, body)
             if status == 200:
                 told.add((key, _number(body)))
-        return told
+        return told | set(self._refusals().items())
 
     def _judge_effects(self) -> dict[str, int]:
         """The numbers of those that were carried out elsewhere."""

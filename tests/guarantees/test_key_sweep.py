@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from registers import IN_ONE, MODES, Register, requests
+from registers import IN_ONE, MODES, ROUNDS, Register, requests
 from sweeping import Case, full_size, learn, sweep, tell
 from worlds import KINDS, World
 
@@ -29,6 +29,7 @@ KEY_POINTS = (
     "key.finish.before",
     "key.commit.before",
     "key.commit.after",
+    "key.refusal.before",
 )
 SOME = {"sqlite": 16, "postgresql": 8, "mariadb": 2}
 # The other doors have most of this in common: everyday it is so many of them, and of each.
@@ -55,7 +56,7 @@ def run_case(world: World, at: AtDoor) -> str:
     register = Register(world, at.door)
     code = register.start(case.failpoints).wait()
     # What failed is tried again, by its client and by a worker.
-    successor = register.start(rounds=3)
+    successor = register.start(rounds=ROUNDS)
     assert successor.wait() == 0, successor.log
     register.judge()
     return f"{at.door} {case.action}: {'killed' if code == -9 else 'survived'}"
@@ -104,6 +105,8 @@ def learnt(world: World, door: str) -> Counter[str]:
     in_one = sum(mode in IN_ONE for mode, _ in requests(door))
     for end in ("before", "after"):
         assert points[f"{COMMITS.get(door, 'key.commit')}.{end}"] == in_one, (door, end)
+        refused = sum(mode == "refused" for mode, _ in requests(door))
+        assert points[f"key.refusal.{end}"] == refused, (door, end)
     for query in ("claim", "finish", "advance"):
         assert points[f"sql.{query}.after"], (door, query)
     return points

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from postroom import Outbox
 from postroom.errors import WouldCommitAlone, WrongCall
-from postroom.idempotency import Keys, Name, Policy
+from postroom.idempotency import Answer, Keys, Name, Policy
 from postroom.idempotency.exchange import Asked
 from postroom.idempotency.fastapi import keyed_session, keyed_turn, protect
 from postroom.idempotency.turn import Answered, Turn
@@ -382,6 +382,24 @@ async def test_a_commit_that_is_refused_leaves_no_transaction_open(stages: Stage
     await turn.end_async()
     await engine.dispose()
     assert stage.things() == ["b"]
+
+
+async def test_a_refusal_is_kept_though_a_message_was_queued(stage: Stage) -> None:
+    """The session is the turn's alone: nobody else drops what the route published."""
+    engine = create_async_engine(with_driver(stage.url))
+    refusal = Answer(404, (("content-type", "text/plain"),), b"gone")
+    turn = Turn(Asked(Name("ada", "POST /orders", "k"), "f" * 64, SAME))
+    session = await turn.session_async(engine)
+    await session.execute(text("INSERT INTO thing VALUES ('a')"))
+    Outbox().publish(session, {"a": 1}, type="thing.v1", topic="things")
+    assert await turn.settle_async(refusal) is None
+    again = Turn(Asked(Name("ada", "POST /orders", "k"), "f" * 64, SAME))
+    with pytest.raises(Answered) as told:
+        await again.session_async(engine)
+    await again.end_async()
+    await engine.dispose()
+    assert (told.value.answer.status, told.value.answer.body) == (404, b"gone")
+    assert (stage.things(), stage.messages()) == ([], [])
 
 
 async def test_an_engine_that_commits_by_itself_is_refused(stage: Stage) -> None:

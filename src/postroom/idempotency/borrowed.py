@@ -132,7 +132,9 @@ class Borrowed:
     def _write_refusal(self, answer: Answer) -> Verdict | None:
         if isinstance(mine := self.claim(), Mine):
             self.finish(mine, answer)
+            failpoints.hit("key.refusal.before")
             self.tx.commit()
+            failpoints.hit("key.refusal.after")
         else:
             self.roll_back()
         return mine

@@ -243,6 +243,8 @@ class _Atomic(Borrowed):
         with transaction.atomic(using=self._using):
             if isinstance(mine := self.claim(), Mine):
                 self.finish(mine, answer)
+                failpoints.hit("key.refusal.before")
+        failpoints.hit("key.refusal.after")
         return mine
 
     def roll_back(self) -> None:

@@ -93,6 +93,8 @@ class KeyedTransaction:
         """Commit it with its answer, or undo it; `keep_refusal` comes after this."""
         try:
             if answer.status >= 400:
+                if session is not None:
+                    session.rollback()  # what is queued is dropped, or no commit would be let by
                 self.roll_back()
                 return
             if session is not None:
@@ -140,7 +142,9 @@ class KeyedTransaction:
             verdict = self.begin()
             if isinstance(verdict, Mine):
                 self._finish(answer)
+                failpoints.hit("key.refusal.before")
                 self.commit()
+                failpoints.hit("key.refusal.after")
                 self._tell_executed(answer)
         except Exception:  # nothing was done, and its client shall have its answer
             self.roll_back()
