@@ -1,32 +1,32 @@
-"""Places to send to: a broker together with the far end of it, what arrived there, and how to
-break it."""
+"""Places to send to that have a server."""
 
 import asyncio
-import base64
 import functools
-import json
-import os
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import aiormq
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from helpers import eventually_async
+from detour import Detour
 from helpers_aws import left_in, make_queue, make_sns_topic
 from helpers_kafka import read_all
-from postroom.brokers import Broker, BrokerOptions, Permanent, open_broker
-from postroom.brokers.call import CallBroker
-from postroom.brokers.memory import MemoryBroker
-from postroom.brokers.sns import SnsBroker
+from places_here import (
+    OPTIONS,
+    SOURCE,
+    Arrived,
+    CallPlace,
+    MemoryPlace,
+    Place,
+    StdoutPlace,
+)
+from postroom.brokers import Broker, open_broker
 from postroom.brokers.sqs import SqsBroker
-from postroom.brokers.stdout import StdoutBroker
 from postroom.brokers.webhooks import WebhookBroker
-from postroom.messages import Message, Prefix, new_id, wire_headers
+from postroom.messages import Message, Prefix, new_id
 from proxy import ChaosProxy
 from servers import (
     KafkaServer,
@@ -38,187 +38,51 @@ from servers import (
     WebhookServer,
 )
 
-SOURCE = "the-shop"
-OPTIONS = BrokerOptions(source=SOURCE, send_timeout_seconds=5.0)
+__all__ = ["SERVED", "SOURCE", "UNSERVED", "CallPlace", "Place", "Served"]
 
 
-@dataclass
-class Arrived:
-    id: str
-    topic: str
-    payload: bytes
-    headers: dict[str, str]
+class Served:
+    """A place with a server, and a detour to it for the narrow broker."""
 
-
-class Place(Protocol):
     broker: Broker
-    topic: str
-    pings: bool
-    prefix: Prefix  # of CloudEvents
-    encoded: bool  # their attributes are seen as the binding writes them, not as text
-    largest: int  # bytes that are no text and fit
-    pace: int  # how much fewer messages do where each costs more
-
-    async def arrived(self) -> list[Arrived]: ...
-    def refuse(self, message: Message) -> Message:
-        """Make the broker refuse this message for ever; gives the message to send."""
-
-    async def go_down(self) -> None: ...
-    async def come_back(self) -> None: ...
-    async def end(self) -> None: ...
-
-
-def _as_arrived(message: Message) -> Arrived:
-    headers = wire_headers(message, source=SOURCE)
-    return Arrived(message.id, message.topic, message.payload, headers)
-
-
-class MemoryPlace:
-    topic = "orders"
     pings = True
     prefix: Prefix = "ce-"
     encoded = True
     largest = 900_000
     pace = 1
-
-    def __init__(self) -> None:
-        self.broker = MemoryBroker()
-
-    async def arrived(self) -> list[Arrived]:
-        return [_as_arrived(message) for message in self.broker.messages]
-
-    def refuse(self, message: Message) -> Message:
-        self.broker.fail(message.id, Permanent("bad", "no"), times=None)
-        return message
-
-    async def go_down(self) -> None:
-        self.broker.down = True
-
-    async def come_back(self) -> None:
-        self.broker.down = False
-
-    async def end(self) -> None:
-        await self.broker.close()
-
-
-class CallPlace:
-    topic = "orders"
-    pings = False  # it has nothing to ping
-    prefix: Prefix = "ce-"
-    encoded = True
-    largest = 900_000
-    pace = 1
-
-    def __init__(self) -> None:
-        # Thousands of calls take a busy machine longer than one write for all of them.
-        self.broker = CallBroker(self._receive, replace(OPTIONS, send_timeout_seconds=60.0))
-        self._arrived: list[Arrived] = []
-        self._refused: set[str] = set()
-        self._down = False
-
-    async def _receive(self, message: Message) -> str | None:
-        await asyncio.sleep(0)
-        if self._down:
-            raise ConnectionError("nobody there")
-        if message.id in self._refused:
-            return "bad"
-        self._arrived.append(_as_arrived(message))
-        return None
-
-    async def arrived(self) -> list[Arrived]:
-        return self._arrived
-
-    def refuse(self, message: Message) -> Message:
-        self._refused.add(message.id)
-        return message
-
-    async def go_down(self) -> None:
-        self._down = True
-
-    async def come_back(self) -> None:
-        self._down = False
-
-    async def end(self) -> None:
-        await self.broker.close()
-
-
-class StdoutPlace:
-    """Standard output is a pipe, and a thread reads it."""
-
-    topic = "orders"
-    pings = True
-    prefix: Prefix = "ce-"
-    encoded = True
-    largest = 900_000
-    pace = 1
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._reader, writer = os.pipe()
-        self._stream = os.fdopen(writer, "w")
-        self.broker = StdoutBroker(OPTIONS, self._stream)
-        self._read()
-
-    def _read(self) -> None:
-        source = self._reader
-
-        def drain() -> None:
-            while data := os.read(source, 65536):
-                self._bytes.extend(data)
-            os.close(source)
-
-        self._thread = threading.Thread(target=drain)
-        self._thread.start()
-
-    async def arrived(self) -> list[Arrived]:
-        # A mark of our own behind everything: once it is read, all before it is.
-        mark = f"mark {new_id()}\n".encode()
-        os.write(self._stream.fileno(), mark)
-        await eventually_async(lambda: self._bytes.endswith(mark))
-        found = []
-        for line in bytes(self._bytes).splitlines():
-            if line.startswith(b"mark "):
-                continue
-            document = json.loads(line)
-            if "payload" in document:
-                payload = json.dumps(document["payload"]).encode()
-            else:
-                payload = base64.b64decode(document["payload_base64"])
-            found.append(Arrived(document["id"], document["topic"], payload, document["headers"]))
-        return found
-
-    def refuse(self, message: Message) -> Message:
-        return message._replace(headers_json="[broken")
-
-    async def go_down(self) -> None:
-        # A pipe in whose place nobody reads; the reader of the old one sees its end.
-        reader, writer = os.pipe()
-        os.dup2(writer, self._stream.fileno())
-        os.close(writer)
-        os.close(reader)
-        await asyncio.to_thread(self._thread.join)
-
-    async def come_back(self) -> None:
-        self._reader, writer = os.pipe()
-        os.dup2(writer, self._stream.fileno())
-        os.close(writer)
-        self._read()
-
-    async def end(self) -> None:
-        await self.broker.close()
-        self._stream.close()
-        await asyncio.to_thread(self._thread.join)
-
-
-class _Killable:
-    """A place with a server of its own."""
-
-    pings = True
-    prefix: Prefix = "ce-"
-    encoded = True
-    largest = 900_000
-    pace = 1
+    strict = True
+    window: int | None = 16
+    _narrowed: ClassVar[dict[str, str]] = {"max_outstanding": "16"}
     _server: Server
+    _detour: Detour | None = None
+
+    def _address(self, url: str) -> str:
+        """The URL of a broker, from that of the server or of the detour."""
+        return url
+
+    def _new_detour(self) -> Detour:
+        return Detour(self._server.url)
+
+    def narrow(self, seconds: float) -> Broker:
+        self._detour = self._new_detour()
+        self._detour.start()
+        options = replace(OPTIONS, send_timeout_seconds=seconds, extra=dict(self._narrowed))
+        return open_broker(self._address(self._detour.url), options)
+
+    @property
+    def detour(self) -> Detour:
+        """The way of the narrow broker."""
+        assert self._detour is not None
+        return self._detour
+
+    async def hold(self) -> None:
+        await asyncio.to_thread(self.detour.freeze, "to_client")
+
+    async def let_go(self) -> None:
+        await asyncio.to_thread(self.detour.thaw)
+
+    def gone_out(self, batch: Sequence[Message]) -> int:
+        return self.detour.passed(batch)
 
     async def go_down(self) -> None:
         self._server.require_private()
@@ -227,8 +91,13 @@ class _Killable:
     async def come_back(self) -> None:
         await asyncio.to_thread(self._server.start)
 
+    async def end(self) -> None:
+        await self.broker.close()
+        if self._detour is not None:
+            await asyncio.to_thread(self._detour.close)
 
-class NatsPlace(_Killable):
+
+class NatsPlace(Served):
     def __init__(self, server: NatsServer) -> None:
         self._server = server
         self.topic = f"t{new_id()}.orders"
@@ -256,25 +125,29 @@ class NatsPlace(_Killable):
         return message._replace(payload=b"x" * 1_100_000)
 
     async def end(self) -> None:
-        await self.broker.close()
+        await super().end()
         async with await nats.connect(self._server.url) as client:
             await client.jetstream().delete_stream(self._stream)
 
 
-class KafkaPlace(_Killable):
+class KafkaPlace(Served):
     prefix: Prefix = "ce_"
     encoded = False
 
     def __init__(self, server: KafkaServer) -> None:
-        self._server = server
+        self._server = self._kafka = server
         self.topic = f"t{new_id()}.orders"
         self.broker = open_broker(server.url, OPTIONS)
 
     async def begin(self) -> None:
-        await asyncio.to_thread(self._server.create_topic, self.topic)
+        await asyncio.to_thread(self._kafka.create_topic, self.topic)
+
+    def _new_detour(self) -> Detour:
+        self._server.require_private()  # another may call itself by another name
+        return Detour(self._server.url, instead_of=self._kafka.port)
 
     async def arrived(self) -> list[Arrived]:
-        records = await asyncio.to_thread(read_all, self._server, self.topic)
+        records = await asyncio.to_thread(read_all, self._kafka, self.topic)
         return [
             Arrived(record.headers["event_id"], self.topic, record.value, record.headers)
             for record in records
@@ -283,11 +156,10 @@ class KafkaPlace(_Killable):
     def refuse(self, message: Message) -> Message:
         return message._replace(payload=b"x" * 1_100_000)
 
-    async def end(self) -> None:
-        await self.broker.close()
 
+class RedisPlace(Served):
+    strict = False
 
-class RedisPlace(_Killable):
     def __init__(self, server: RedisServer) -> None:
         self._server = self._redis = server
         self.topic = f"t{new_id()}.orders"
@@ -312,12 +184,12 @@ class RedisPlace(_Killable):
         return message._replace(headers_json="[broken")
 
     async def end(self) -> None:
-        await self.broker.close()
+        await super().end()
         with self._redis.client() as client:
             client.delete(self.topic)
 
 
-class AmqpPlace(_Killable):
+class AmqpPlace(Served):
     """An exchange, and a queue of the quorum kind that is bound to it."""
 
     prefix: Prefix = "cloudEvents_"
@@ -326,8 +198,11 @@ class AmqpPlace(_Killable):
     def __init__(self, server: RabbitMQServer) -> None:
         self._server = self._rabbitmq = server
         self.topic = f"t{new_id()}.orders"
-        self.broker = open_broker(f"{server.url}?exchange=conformance", OPTIONS)
+        self.broker = open_broker(self._address(server.url), OPTIONS)
         self._found: list[Arrived] = []
+
+    def _address(self, url: str) -> str:
+        return f"{url}?exchange=conformance"
 
     async def begin(self) -> None:
         await self.broker.ping()  # it makes the exchange
@@ -365,31 +240,34 @@ class AmqpPlace(_Killable):
         return message._replace(headers_json="[broken")
 
     async def end(self) -> None:
-        await self.broker.close()
+        await super().end()
         async with aiormq.connect(self._server.url) as connection:
             channel = await connection.channel()
             await channel.queue_delete(self.topic)
 
 
-class WebhookPlace:
-    pings = True
-    prefix: Prefix = "ce-"
+class WebhookPlace(Served):
     encoded = False
-    largest = 900_000
     pace = 10
+    strict = False
+    window: int | None = 4
+    _narrowed: ClassVar[dict[str, str]] = {"concurrency": "4"}
 
     def __init__(self, server: WebhookServer) -> None:
-        self._server = server
+        self._server = self._receiver = server
         self.topic = f"t{new_id()}.orders"
-        url = f"{server.url}/conformance/{{topic}}#allow=127.0.0.1&allow_http=yes&unsigned=yes"
         # One request for each message takes longer than one write for all of them.
-        self.broker = WebhookBroker(url, replace(OPTIONS, send_timeout_seconds=90.0))
+        patient = replace(OPTIONS, send_timeout_seconds=90.0)
+        self.broker = WebhookBroker(self._address(server.url), patient)
+
+    def _address(self, url: str) -> str:
+        return f"{url}/conformance/{{topic}}#allow=127.0.0.1&allow_http=yes&unsigned=yes"
 
     async def begin(self) -> None:
         """It takes whatever comes."""
 
     async def arrived(self) -> list[Arrived]:
-        received = await asyncio.to_thread(lambda: self._server.received)
+        received = await asyncio.to_thread(lambda: self._receiver.received)
         return [
             Arrived(
                 each.headers["webhook-id"],
@@ -405,48 +283,45 @@ class WebhookPlace:
     def refuse(self, message: Message) -> Message:
         return message._replace(type="refuse-me")
 
-    async def go_down(self) -> None:
-        await asyncio.to_thread(self._server.kill)
-
-    async def come_back(self) -> None:
-        await asyncio.to_thread(self._server.start)
-
     async def end(self) -> None:
-        await self.broker.close()
-        self._server.forget()
+        await super().end()
+        self._receiver.forget()
 
 
-class SqsPlace:
+class SqsPlace(Served):
     """A queue, or a topic of SNS with a queue that subscribes to it. The server keeps all in
     memory, so what goes down is the way to it; `test_sqs.py` kills the server itself."""
 
-    pings = True
-    prefix: Prefix = "ce-"
     encoded = False
     pace = 25
+    window: int | None = 20  # two requests
+    _narrowed: ClassVar[dict[str, str]] = {"concurrency": "2"}
 
     def __init__(self, server: MotoServer, service: str) -> None:
-        self._server, self._service = server, service
+        self._server = self._moto = server
+        self._service = service
         self.largest = {"sqs": 700_000, "sns": 180_000}[service]
         self.topic = f"t{new_id()}.orders"
         self._proxy = ChaosProxy(server.url)
         self._proxy.start()
-        url = f"{service}://test:secret@us-east-1?endpoint={self._proxy.url}"
-        made = {"sqs": SqsBroker, "sns": SnsBroker}[service]
-        self.broker = made(url, replace(OPTIONS, send_timeout_seconds=90.0))
+        patient = replace(OPTIONS, send_timeout_seconds=90.0)
+        self.broker = open_broker(self._address(self._proxy.url), patient)
         self._reader = SqsBroker(server.aws("sqs"), OPTIONS)
         self._found: list[Arrived] = []
 
+    def _address(self, url: str) -> str:
+        return f"{self._service}://test:secret@us-east-1?endpoint={url}"
+
     async def begin(self) -> None:
         name = self.topic.replace(".", "-")
-        self._queue = await make_queue(self._server, name)
+        self._queue = await make_queue(self._moto, name)
         if self._service == "sns":
-            await make_sns_topic(self._server, name, queues=[name])
+            await make_sns_topic(self._moto, name, queues=[name])
 
     async def arrived(self) -> list[Arrived]:
         inbox = await self._reader.receive([self.topic], consumer="reader")
         # A poll that takes its time brings nothing yet.
-        while (taken := await inbox.take(10)) or await left_in(self._server, self._queue):
+        while (taken := await inbox.take(10)) or await left_in(self._moto, self._queue):
             self._found += [Arrived(d.id, d.topic, d.payload, d.headers) for d in taken]
             await inbox.ack(taken)
         await inbox.close()
@@ -467,7 +342,7 @@ class SqsPlace:
         await asyncio.to_thread(self._proxy.accept)
 
     async def end(self) -> None:
-        await self.broker.close()
+        await super().end()
         await self._reader.close()
         await asyncio.to_thread(self._proxy.close)
 
