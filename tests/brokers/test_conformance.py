@@ -2,16 +2,17 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from helpers import eventually_async
 from helpers_messages import make_message, make_messages
-from places import SERVED, SOURCE, UNSERVED, CallPlace, Place
+from places import SERVED, SOURCE, UNSERVED, CallPlace, Place, Served
 from postroom.brokers import Broker, CanLookUp, Delivered, Outcome, Permanent, Transient, Unknown
 from postroom.errors import Unreachable
-from postroom.messages import Message, attribute_text
+from postroom.messages import Message, attribute_text, new_id
 from postroom.outbox.rules import waves
 
 
@@ -175,6 +176,9 @@ async def test_nothing_is_delivered_while_it_is_down(place: Place) -> None:
     for outcome in await place.broker.send(second):
         assert isinstance(outcome, Transient | Unknown)
         assert outcome.down == "broker" or isinstance(place, CallPlace)
+    # Nobody is there to take it: of this everybody is certain.
+    for outcome in await place.broker.send(second):
+        assert isinstance(outcome, Transient)
     await place.come_back()
     assert all_delivered(await place.broker.send(second))
     assert {a.id for a in await place.arrived()} == {m.id for m in first + second}
@@ -207,6 +211,105 @@ async def test_what_was_delivered_through_an_outage_is_there(place: Place) -> No
     arrived = {a.id for a in await place.arrived()}
     assert before <= arrived
     assert delivered == everything == arrived
+
+
+async def test_a_topic_that_is_not_there_stops_only_its_own(place: Place) -> None:
+    """Its messages can go once somebody has made it, so they are not refused for ever."""
+    if not place.strict:
+        return  # it makes its topics itself, or takes them all
+    nowhere = f"t{new_id()}.nowhere"
+    batch = make_messages(20, topic=place.topic, keys=20)
+    batch[5] = batch[5]._replace(topic=nowhere)
+    outcomes = await place.broker.send(batch)
+    missing = outcomes.pop(5)
+    assert isinstance(missing, Transient)
+    assert missing.down == "topic"
+    assert all_delivered(outcomes)
+
+
+def check(batch: Sequence[Message], outcomes: Sequence[Outcome], arrived: set[str]) -> None:
+    """A yes is for what is there, and a certain no for what is not."""
+    for message, outcome in zip(batch, outcomes, strict=True):
+        assert not (outcome == Delivered() and message.id not in arrived), outcome
+        assert not (isinstance(outcome, Transient) and message.id in arrived), outcome
+
+
+def large_messages(count: int, topic: str) -> list[Message]:
+    """Together more than the pipe of standard output and its reader hold."""
+    return [
+        make_message(b"x" * (300_000 // count), topic=topic, key=f"k{number}", position=number + 1)
+        for number in range(count)
+    ]
+
+
+async def test_silence_leaves_outcomes_unknown(place: Place) -> None:
+    """The far end takes messages, and its answers are held back until nobody awaits them."""
+    seconds = 1.0
+    broker = place.narrow(seconds)
+
+    async def delivered(batch: Sequence[Message]) -> bool:  # a busy machine may need more time
+        return all_delivered(await broker.send(batch))
+
+    await eventually_async(lambda: delivered(make_messages(10, topic=place.topic)))
+    await place.hold()
+    batch, began = large_messages(20, place.topic), time.perf_counter()
+    outcomes = await broker.send(batch)
+    assert time.perf_counter() - began < seconds + 1
+    await place.let_go()
+    unknown = {m.id for m, o in zip(batch, outcomes, strict=True) if isinstance(o, Unknown)}
+    assert unknown
+    assert not any(isinstance(outcome, Permanent) for outcome in outcomes)
+    later = make_messages(10, topic=place.topic)
+    await eventually_async(lambda: delivered(later))
+    await broker.close()
+    arrived = {one.id for one in await place.arrived()}
+    check(batch, outcomes, arrived)
+    assert {message.id for message in later} <= arrived
+    if isinstance(place, Served):
+        assert Delivered() not in outcomes
+        assert unknown & arrived
+
+
+async def test_a_lost_answer_is_never_a_no(place: Place) -> None:
+    """The server has taken the message when the connection breaks. Some ask again, and may know."""
+    if not isinstance(place, Served):
+        return
+    broker = place.narrow(10.0)
+    assert all_delivered(await broker.send(make_messages(10, topic=place.topic)))
+    batch = make_messages(10, topic=place.topic, keys=10)
+    loss = place.detour.lose_reply(to=batch[0].id.encode())
+    outcomes = await broker.send(batch)
+    assert loss.happened
+    assert isinstance(outcomes[0], Unknown | Delivered)
+    later = make_messages(10, topic=place.topic)
+    assert all_delivered(await broker.send(later))
+    await broker.close()
+    arrived = {one.id for one in await place.arrived()}
+    check(batch, outcomes, arrived)
+    assert {batch[0].id, *(message.id for message in later)} <= arrived
+
+
+async def test_a_slow_far_end_holds_up_senders(place: Place) -> None:
+    """However much they have to send, and from how many lanes, no more than the window is under
+    way; all of it arrives once the far end goes on."""
+    broker = place.narrow(30.0)
+    first = make_messages(10, topic=place.topic)
+    assert all_delivered(await broker.send(first))
+    batches = [large_messages(max(100 // place.pace, 20), place.topic) for _ in range(3)]
+    everything = [message for batch in batches for message in batch]
+    await place.hold()
+    sending = [asyncio.create_task(broker.send(batch)) for batch in batches]
+    window = place.window or len(everything)
+    if place.window:
+        await eventually_async(lambda: place.gone_out(everything) > window // 2)
+    await asyncio.sleep(0.3)
+    assert not any(task.done() for task in sending)
+    assert place.gone_out(everything) <= window
+    await place.let_go()
+    for outcomes in await asyncio.gather(*sending):
+        assert all_delivered(outcomes)
+    await broker.close()
+    assert {one.id for one in await place.arrived()} == {m.id for m in first + everything}
 
 
 async def test_close_lets_a_send_come_to_its_end(place: Place) -> None:
