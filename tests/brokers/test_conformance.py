@@ -1,6 +1,7 @@
 """What every broker must do, run on each; what only one does stands in a file of its own."""
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -252,11 +253,11 @@ async def test_silence_leaves_outcomes_unknown(place: Place) -> None:
 
     await eventually_async(lambda: delivered(make_messages(10, topic=place.topic)))
     await place.hold()
-    batch, began = large_messages(20, place.topic), time.perf_counter()
+    batch, began = large_messages(60, place.topic), time.perf_counter()
     outcomes = await broker.send(batch)
     assert time.perf_counter() - began < seconds + 1
     await place.let_go()
-    unknown = {m.id for m, o in zip(batch, outcomes, strict=True) if isinstance(o, Unknown)}
+    unknown = [m for m, o in zip(batch, outcomes, strict=True) if isinstance(o, Unknown)]
     assert unknown
     assert not any(isinstance(outcome, Permanent) for outcome in outcomes)
     later = make_messages(10, topic=place.topic)
@@ -267,7 +268,27 @@ async def test_silence_leaves_outcomes_unknown(place: Place) -> None:
     assert {message.id for message in later} <= arrived
     if isinstance(place, Served):
         assert Delivered() not in outcomes
-        assert unknown & arrived
+        assert place.gone_out(unknown) == len(unknown)  # of the others it is certain
+        assert arrived & {message.id for message in unknown}
+
+
+async def test_silence_at_the_first_contact(place: Place) -> None:
+    """Whoever gets no greeting, or no word of the topic, has sent nothing and knows it."""
+    if not isinstance(place, Served):
+        return
+    broker = place.narrow(0.5)
+    await place.hold()
+    batch = make_messages(10, topic=place.topic, keys=10)
+    outcomes = await broker.send(batch)
+    await place.let_go()
+    for message, outcome in zip(batch, outcomes, strict=True):
+        gone_out = functools.partial(place.gone_out, [message])
+        if isinstance(outcome, Unknown):
+            await eventually_async(gone_out, 5)
+        else:
+            assert isinstance(outcome, Transient)
+            assert not gone_out()
+    await broker.close()
 
 
 async def test_a_lost_answer_is_never_a_no(place: Place) -> None:

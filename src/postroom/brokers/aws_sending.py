@@ -150,14 +150,16 @@ class AwsSender:
         self, name: str, part: dict[int, Entry], deadline: float
     ) -> dict[int, Outcome]:
         start_by = deadline - self._seconds / 2
+        late = Transient("not_sent", f"{self} left no time for it", down="broker")
         slots = self._slots
         try:
             async with asyncio.timeout_at(start_by):
                 await slots.acquire()
         except TimeoutError:
-            late = Transient("not_sent", f"{self} left no time for it", down="broker")
             return dict.fromkeys(part, late)
         try:
+            if self.now() >= start_by:  # a free slot is had without a wait, however late it is
+                return dict.fromkeys(part, late)
             place = await self._known(name, deadline)
             if not isinstance(place, str):
                 return dict.fromkeys(part, place)
@@ -175,6 +177,8 @@ class AwsSender:
             return Transient(refusal.code, str(refusal), down="topic")
         if isinstance(found, str):
             self._places[name] = found
+        elif isinstance(found, Unknown):  # what has no answer is the question, and no message
+            return Transient(found.code, found.text, down=found.down)
         return found
 
     async def _request(
