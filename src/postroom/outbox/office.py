@@ -21,7 +21,7 @@ from postroom.messages import LANES, Message
 from postroom.outbox import wake
 from postroom.outbox.lane import Lane, LaneLost
 from postroom.outbox.pruning import prune
-from postroom.outbox.rules import Horizon, Leftover, fair_share
+from postroom.outbox.rules import Horizon, LaneSeen, Leftover, division, next_end_seconds
 from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
 from postroom.outbox.together import Budget, Gate, Pulse, Together
 from postroom.outbox.watch import Watch
@@ -251,26 +251,20 @@ class Office:
     async def _share(self) -> float:
         """Keep to a fair share of the lanes; returns the seconds until the next lease of somebody
         else is over."""
-        state = await self._control.query(ROOM, "lanes_state")
+        rows = await self._control.query(ROOM, "lanes_state")
+        lanes = [LaneSeen(*row) for row in rows]
         # Whoever has no lane lives if it was seen just now: lanes that wait for the dead wait long.
         seen_us = int(2 * self._rest_seconds * 1e6)
         seen = await self._control.query(ROOM, "workers_live", kind=KIND, within_us=seen_us)
-        owners = [owner for _, owner, _, left_us in state if left_us is not None and left_us >= 0]
-        share = fair_share([*owners, *(who for (who,) in seen)], self.owner)
         working = [number for number, (lane, _) in self._lanes.items() if not lane.stopping]
-        for number in working[share:]:
+        live = [who for (who,) in seen]
+        surplus, wanted = division(lanes, live, self.owner, working=working, owned=self._lanes)
+        for number in surplus:
             self._lanes[number][0].stop()
-        free = [
-            lane
-            for lane, owner, paused, left_us in state
-            if lane not in self._lanes
-            and ((not paused and (left_us is None or left_us < 0)) or owner == self.owner)
-        ]
-        if wanted := free[: max(share - len(working), 0)]:
+        if wanted:
             await self._take(wanted)
-        others = [left_us for _, owner, _, left_us in state if owner != self.owner]
-        left = [left_us / 1e6 for left_us in others if left_us is not None and left_us >= 0]
-        return min(left, default=self.settings.lease_seconds)
+        ends = next_end_seconds(lanes, self.owner)
+        return self.settings.lease_seconds if ends is None else ends
 
     async def _notice(self) -> None:
         """An operator may have paused a lane, or put a redriven message where there was none."""
