@@ -157,7 +157,7 @@ def test_lanes_are_taken_that_nobody_works_and_no_others(
     found: list[tuple[str | None, bool, int]], seen: set[str]
 ) -> None:
     lanes = [
-        LaneSeen(lane, owner, int(paused), None if owner is None else left_us)
+        LaneSeen(lane, owner, int(paused), left_us)
         for lane, (owner, paused, left_us) in enumerate(found)
     ]
     holders = {each.owner for each in lanes if each.owner and not each.is_free}

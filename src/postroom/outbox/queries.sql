@@ -30,7 +30,7 @@ DELETE FROM postroom.worker WHERE incarnation = :incarnation
 DELETE FROM postroom.worker WHERE seen_at < clock_timestamp() - interval '1 day'
 
 -- name: lanes_state
--- Microseconds until the lease is over; none where nobody owns the lane.
+-- Microseconds until the lease is over, of which there is none without an owner.
 SELECT lane, owner, CAST(paused AS int),
        CAST(extract(epoch FROM lease_until - clock_timestamp()) * 1000000 AS bigint)
   FROM postroom.lane ORDER BY lane

@@ -295,7 +295,7 @@ def fair_share(workers: Sequence[str], me: str) -> int:
 
 
 class LaneSeen(NamedTuple):
-    """A lane as the database has it; `left_us` until its lease is over, None: it has no owner."""
+    """A lane as the database has it; `left_us` until its lease is over, if it has an owner."""
 
     lane: int
     owner: str | None
@@ -304,7 +304,7 @@ class LaneSeen(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        return self.left_us is None or self.left_us < 0
+        return self.owner is None or self.left_us is None or self.left_us < 0
 
 
 def division(
