@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -65,13 +66,15 @@ class Rides:
         self.break_at("called")
         return 5
 
-    def orphan(self) -> None:
+    def orphan(self, key: str = "") -> None:
         """Its next attempt has come; leases are long, so that none ends by itself."""
-        self.lease_until("0", "'2020-01-01'")
+        self.lease_until("0", "'2020-01-01'", key)
 
-    def lease_until(self, sqlite: str, others: str) -> None:
+    def lease_until(self, sqlite: str, others: str, key: str = "") -> None:
         moment = sqlite if self.stage.database == "sqlite" else others
-        self.stage.query(f"UPDATE {{p}}idempotency_key SET locked_until = {moment}")
+        column = "`key`" if self.stage.database == "mariadb" else "key"
+        where = f" WHERE {column} = '{key}'" if key else ""
+        self.stage.query(f"UPDATE {{p}}idempotency_key SET locked_until = {moment}{where}")
 
     def record(self) -> tuple[Any, ...]:
         (row,) = self.stage.query("SELECT status, recovery_point, attempts FROM {p}idempotency_key")
@@ -229,6 +232,42 @@ async def test_a_worker_runs_until_it_is_stopped(rides: Rides) -> None:
     await eventually_async(lambda: rides.record()[0] == "completed", 60)
     finisher.stop()
     await asyncio.wait_for(task, 60)
+
+
+async def test_a_run_that_hangs_holds_up_no_other(
+    rides: Rides, caplog: pytest.LogCaptureFixture
+) -> None:
+    rides.fail_at = "created"
+    for key in ("hangs", "goes on"):
+        with pytest.raises(RuntimeError):
+            await rides.create(key, {"name": key})
+    rides.fail_at = ""
+    rides.stay.clear()  # a call without a timeout
+    rides.orphan("hangs")
+    finisher = Finisher(rides.create, poll_seconds=0.05, grace_seconds=0.1)
+    task = asyncio.ensure_future(finisher.run())
+    await eventually_async(lambda: rides.runs == 3, 60)
+    rides.stay = asyncio.Event()
+    rides.stay.set()
+    rides.orphan("goes on")
+    done = "SELECT 1 FROM {p}idempotency_key WHERE status = 'completed'"
+    await eventually_async(lambda: rides.stage.query(done), 20)
+    finisher.stop()
+    await asyncio.wait_for(task, 20)
+
+    # Its lease ends, and somebody goes on with it; no longer than it may take.
+    rides.create.policy = replace(rides.create.policy, longest_seconds=0.2)
+    rides.stay.clear()
+    rides.orphan("hangs")
+    assert await asyncio.wait_for(Finisher(rides.create).once(), 20) == 1
+    assert "with key 'hangs' did not end within 0.2 s" in caplog.text
+    rides.create.policy = replace(rides.create.policy, longest_seconds=900)
+    rides.stay.set()
+    rides.orphan("hangs")
+    assert await Finisher(rides.create).once() == 1
+    assert await rides.create("hangs", {"name": "hangs"}) == {"name": "hangs", "charge": 5}
+    assert rides.stage.things() == ["goes on", "hangs"]
+    assert set(rides.charges.values()) == {1}
 
 
 async def test_attempts_that_are_spent_need_a_person(rides: Rides) -> None:

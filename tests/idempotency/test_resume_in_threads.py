@@ -1,8 +1,11 @@
 """`resume` for functions that are not async: the same points, the same worker, a route of Flask."""
 
+import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import flask
@@ -11,6 +14,7 @@ import pytest
 from serving import CLIENT, serve_wsgi
 from sqlalchemy import text
 
+from helpers import eventually_async
 from postroom import Outbox
 from postroom.errors import ConfigurationError, KeyLost, KeyReused
 from postroom.idempotency import SHARED, Finisher, Keys, Policy, resumable
@@ -27,6 +31,7 @@ class Rides:
         self.charges: Counter[str] = Counter()  # by the key it was called with
         self.attempts: list[int] = []
         self.fail_at = ""
+        self.gate, self.woken = threading.Event(), list[str]()
         self.outbox = Outbox()
 
         @resumable(self.keys, "rides.create")
@@ -57,9 +62,17 @@ class Rides:
     def charge(self, key: str) -> int:
         self.charges[key] += 1
         self.break_at("called")
+        if self.fail_at == "hangs":
+            assert self.gate.wait(60)
+            self.woken.append(key)
         if self.fail_at == "taken over":
             self.stage.query("UPDATE {p}idempotency_key SET epoch = epoch + 1, owner = 'another'")
         return 5
+
+    def orphan(self) -> None:
+        """Its next attempt has come."""
+        past = {"sqlite": "0"}.get(self.stage.database, "'2020-01-01'")
+        self.stage.query(f"UPDATE {{p}}idempotency_key SET locked_until = {past}")
 
     def record(self) -> tuple[Any, ...]:
         columns = "status, recovery_point, attempts, request"
@@ -96,14 +109,34 @@ async def test_a_run_that_broke_goes_on_behind_its_last_point(
         rides.create("k", {"name": "a"})
     assert rides.record()[:3] == ("failed", point, 1)
     rides.fail_at = ""
-    past = {"sqlite": "0"}.get(rides.stage.database, "'2020-01-01'")
-    rides.stage.query(f"UPDATE {{p}}idempotency_key SET locked_until = {past}")
+    rides.orphan()
     assert await Finisher(rides.create).once() == 1
     assert rides.record()[:3] == ("completed", "receipt", 2)
     assert rides.create("k", {"name": "a"}) == {"name": "a", "charge": 5}
     assert (rides.stage.things(), rides.attempts) == (["a"], [1, 2])
     assert len(rides.stage.messages()) == 1
     assert rides.charges == {"shared:rides.create:k:charged": charged}
+    await rides.keys.close_async()
+
+
+async def test_a_thread_that_hangs_is_left_behind(rides: Rides) -> None:
+    """Its place is free again, and the thread reaches no point when it wakes up."""
+    rides.fail_at = "created"
+    with pytest.raises(RuntimeError):
+        rides.create("k", {"name": "a"})
+    rides.fail_at = "hangs"
+    rides.create.policy = replace(rides.create.policy, longest_seconds=0.2)
+    rides.orphan()
+    assert await asyncio.wait_for(Finisher(rides.create).once(), 20) == 1
+    rides.fail_at = ""
+    rides.orphan()
+    assert await Finisher(rides.create).once() == 1
+    before = rides.record()
+    assert before[:3] == ("completed", "receipt", 3)
+    rides.gate.set()
+    await eventually_async(lambda: rides.woken, 60)
+    assert rides.record() == before
+    assert len(rides.stage.messages()) == 1
     await rides.keys.close_async()
 
 

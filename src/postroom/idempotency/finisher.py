@@ -4,7 +4,11 @@ has come. Several may run: each orphan is adopted by one of them."""
 from __future__ import annotations
 
 import asyncio
-import inspect
+import concurrent.futures
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Any
 
 from postroom import signals
 from postroom.errors import ConfigurationError, PostroomError
@@ -26,6 +30,7 @@ class Finisher:
         *resumables: Resumable | ResumableInThreads,
         poll_seconds: float = 1.0,
         at_once: int = 4,
+        grace_seconds: float = 20,
     ) -> None:
         if not resumables:
             raise ConfigurationError("a Finisher needs at least one resumable function.")
@@ -35,43 +40,83 @@ class Finisher:
             raise ConfigurationError("a Finisher looks into one Keys: run one for each.")
         self._poll_seconds = poll_seconds
         self._at_once = at_once
+        self._grace_seconds = grace_seconds
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """End `run` after what is under way."""
+        """End `run` after what is under way, or after `grace_seconds`."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Look for orphans until told to stop."""
-        while not self._stopping.is_set():
-            try:
-                found = await self.once()
-            except PostroomError as error:
-                found = 0
-                wait = self._poll_seconds
-                signals.emit("key.worker_failed", error=str(error), retry_in_seconds=wait)
-            if not found:
-                with_timeout = asyncio.wait_for(self._stopping.wait(), self._poll_seconds)
-                await asyncio.gather(with_timeout, return_exceptions=True)
+        """Look for orphans until told to stop, while there are free places: one that takes long
+        holds up no other."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        under_way = set[asyncio.Future[bool]]()
+        try:
+            while not stopping.done():
+                free, found = self._at_once - len(under_way), 0
+                try:
+                    await self._sweep()
+                    for name, epoch, _ in await self._orphans(free) if free else ():
+                        found += 1
+                        under_way.add(asyncio.ensure_future(self._adopt(name, epoch)))
+                except PostroomError as error:
+                    self._failed(error)
+                # With all places taken there may be more: the next one that is free is for them.
+                ending = under_way if found == free else ()
+                await asyncio.wait(
+                    (stopping, *ending),
+                    timeout=self._poll_seconds,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                under_way -= self._ended(under_way)
+            if under_way:
+                await asyncio.wait(under_way, timeout=self._grace_seconds)
+                under_way -= self._ended(under_way)
+        finally:
+            stopping.cancel()
+            for each in under_way:
+                each.cancel()
+            await asyncio.gather(stopping, *under_way, return_exceptions=True)
 
     async def once(self) -> int:
         """Finish what can be finished now, `at_once` together; how many were gone on with."""
-        engines, operations = self._keys.engines, list(self._by_operation)
-        for name in await engines.ask_async(lambda: store.sweep(ORPHANS)):
-            tell_doubt(name, "the process that had it was lost")
-        found = await engines.ask_async(lambda: store.orphans(operations, ORPHANS))
+        await self._sweep()
         places = asyncio.Semaphore(self._at_once)
 
         async def one(name: Name, epoch: int) -> bool:
             async with places:
                 return not self._stopping.is_set() and await self._adopt(name, epoch)
 
-        work = [one(name, epoch) for name, epoch, _ in found]
+        work = [one(name, epoch) for name, epoch, _ in await self._orphans(ORPHANS)]
         ended = await asyncio.gather(*work, return_exceptions=True)
         for each in ended:
             if isinstance(each, BaseException):
                 raise each
         return sum(each for each in ended if not isinstance(each, BaseException))
+
+    async def _sweep(self) -> None:
+        for name in await self._keys.engines.ask_async(lambda: store.sweep(ORPHANS)):
+            tell_doubt(name, "the process that had it was lost")
+
+    async def _orphans(self, rows: int) -> list[tuple[Name, int, int]]:
+        operations, engines = list(self._by_operation), self._keys.engines
+        found: list[tuple[Name, int, int]]
+        found = await engines.ask_async(lambda: store.orphans(operations, rows))
+        return found
+
+    def _ended(self, under_way: set[asyncio.Future[bool]]) -> set[asyncio.Future[bool]]:
+        ended = {each for each in under_way if each.done()}
+        for each in ended:
+            try:
+                each.result()
+            except PostroomError as error:
+                self._failed(error)
+        return ended
+
+    def _failed(self, error: PostroomError) -> None:
+        wait = self._poll_seconds
+        signals.emit("key.worker_failed", error=str(error), retry_in_seconds=wait)
 
     async def _adopt(self, name: Name, epoch: int) -> bool:
         work, engines = self._by_operation[name.operation], self._keys.engines
@@ -86,10 +131,41 @@ class Finisher:
             idempotency_key=name.key,
             attempts=record.attempts,
         )
-        if inspect.iscoroutinefunction(work.go_on):
-            going = work.go_on(claim, record)
+        going: asyncio.Future[None]
+        if isinstance(work, Resumable):
+            going = asyncio.ensure_future(work.go_on(claim, record))
         else:
-            going = asyncio.to_thread(work.go_on, claim, record)
+            going = _in_a_thread(work.go_on, claim, record)
         # What went wrong stands in its record, and has been told of.
-        await asyncio.gather(going, return_exceptions=True)
+        going.add_done_callback(lambda each: each.cancelled() or each.exception())
+        longest = work.policy.longest_seconds
+        try:
+            ended, _ = await asyncio.wait((going,), timeout=longest)
+        finally:
+            # A thread cannot be broken off. Its lease ends too, and whoever goes on then has
+            # another epoch: it reaches no point after that.
+            going.cancel()
+        if not ended:
+            what = f"{name.operation} with key {name.key!r}"
+            signals.emit(
+                "key.worker_failed",
+                error=f"{what} did not end within {longest:g} s: give its calls a timeout",
+                retry_in_seconds=lease,
+            )
         return True
+
+
+def _in_a_thread(function: Callable[..., None], *arguments: Any) -> asyncio.Future[None]:
+    """In a thread of its own: one that hangs takes no place from others, and keeps no process."""
+    outside: concurrent.futures.Future[None] = concurrent.futures.Future()
+    outside.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            outside.set_result(context.run(function, *arguments))
+        except BaseException as error:
+            outside.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="postroom-finisher").start()
+    return asyncio.wrap_future(outside)
