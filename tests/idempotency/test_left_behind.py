@@ -241,6 +241,37 @@ async def test_a_run_resolved_as_not_done_is_gone_on_with(stage: Stage) -> None:
     await keys.close_async()
 
 
+async def test_what_a_run_refused_is_its_client_s_to_try_again(stage: Stage) -> None:
+    keys, stock, sold = Keys(stage.url, scope=SHARED), 0, []
+
+    @resumable(keys, "buy")
+    async def buy(run: Any, wish: Any) -> Any:
+        if wish["made"]:
+            await run.point("made", insert)
+        if not stock:
+            return 409, "sold out"
+        sold.append(run.attempt)
+        return 201, "sold"
+
+    for key, made in (("a", True), ("b", False)):
+        for _ in range(8):  # which is more often than a run may break
+            assert await buy(key, {"made": made}) == "sold out"
+    assert status(stage) == ["failed", "failed"]
+    assert stage.query("SELECT 1 FROM {p}idempotency_key WHERE locked_until IS NOT NULL") == []
+    stock = 1
+    assert await Finisher(buy).once() == 0
+    assert sold == [], "its client was told that it is sold out"
+    assert await buy("a", {"made": True}) == "sold"
+    assert (sold, stage.things()) == ([1], ["a"])
+    # What was refused before any point leaves nothing behind.
+    stock, rows = 0, {"keep_seconds": 0, "rows": 100}
+    assert await buy("c", {"made": True}) == "sold out"
+    stage.query(f"UPDATE {{p}}idempotency_key SET expires_at = {past(stage)}")
+    assert await keys.engines.ask_async(lambda: _ask("prune_keys", rows)) == [(2,)]
+    assert status(stage) == ["failed"], "half done"
+    await keys.close_async()
+
+
 async def test_a_run_that_kills_its_process_is_not_adopted_without_end(stage: Stage) -> None:
     keys, runs = Keys(stage.url, scope=SHARED), 0
 

@@ -52,7 +52,7 @@ T = TypeVar("T")
 PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
 AGAIN_SECONDS = 0.1
-RESUMED_AFTER_SECONDS = 5.0  # by a Finisher, when a run has answered that it may pass
+RESUMED_AFTER_SECONDS = 5.0  # by a Finisher, when a run has answered 500 or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +262,10 @@ def closing(
         done = yield from giving_up(asked, mine, f"answered {answer.status}")
     else:
         # Nothing was done, and strangers must not fill the table; a server's error is remembered.
-        why, keep = f"answered {answer.status}", policy.keep_seconds if answer.status >= 500 else 0
-        delay = RESUMED_AFTER_SECONDS if policy.mode == "resume" else None
+        # What a run itself has refused is its client's to try again, and no Finisher's.
+        broken = answer.status >= 500
+        why, keep = f"answered {answer.status}", policy.keep_seconds if broken else 0
+        delay = RESUMED_AFTER_SECONDS if policy.mode == "resume" and broken else None
         done = yield from _again(
             lambda: store.fail(claim, why, keep_seconds=keep, delay_seconds=delay)
         )

@@ -65,6 +65,7 @@ SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
 -- name: fail
 UPDATE postroom_idempotency_key
    SET status = 'failed', error = :error,
+       attempts = CASE WHEN mode = 'resume' AND :delay_us IS NULL THEN attempts - 1 ELSE attempts END,
        locked_until = UTC_TIMESTAMP(6) + INTERVAL :delay_us MICROSECOND,
        expires_at = UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND
  WHERE scope = :scope AND operation = :operation AND `key` = :key AND owner = :owner

@@ -82,9 +82,12 @@ UPDATE postroom.idempotency_key
 RETURNING 1
 
 -- name: fail
--- Nothing was done: the same request may try again. In `resume` a worker does, when its time comes.
+-- Nothing was done: the same request may try again. In `resume` a worker does, when its time comes;
+-- without a time its client may, and the attempt counts for nothing.
 UPDATE postroom.idempotency_key
    SET status = 'failed', error = CAST(:error AS text),
+       attempts = CASE WHEN mode = 'resume' AND CAST(:delay_us AS bigint) IS NULL
+                       THEN attempts - 1 ELSE attempts END,
        locked_until = clock_timestamp() + CAST(:delay_us AS bigint) * interval '1 microsecond',
        expires_at = clock_timestamp() + CAST(:keep_us AS bigint) * interval '1 microsecond'
  WHERE scope = :scope AND operation = :operation AND key = :key AND owner = :owner

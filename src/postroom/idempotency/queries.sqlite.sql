@@ -48,8 +48,9 @@ SELECT 1 WHERE changes() > 0;
 
 -- name: fail
 UPDATE postroom_idempotency_key
-   SET status = 'failed', error = :error, locked_until = NOW_US + :delay_us,
-       expires_at = NOW_US + :keep_us
+   SET status = 'failed', error = :error,
+       attempts = CASE WHEN mode = 'resume' AND :delay_us IS NULL THEN attempts - 1 ELSE attempts END,
+       locked_until = NOW_US + :delay_us, expires_at = NOW_US + :keep_us
  WHERE scope = :scope AND operation = :operation AND key = :key AND owner = :owner
    AND epoch = :epoch AND status IN ('pending', 'indeterminate');
 SELECT 1 WHERE changes() > 0;

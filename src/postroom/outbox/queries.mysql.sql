@@ -288,7 +288,8 @@ SELECT ROW_COUNT();
 -- name: prune_keys
 DELETE FROM postroom_idempotency_key
  WHERE expires_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
-   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
+   AND (status = 'completed' OR (status = 'failed' AND (
+        mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL))))
  ORDER BY expires_at LIMIT :rows;
 SELECT ROW_COUNT();
 

@@ -444,15 +444,18 @@ RETURNING 1)
 SELECT count(*) FROM gone
 
 -- name: prune_keys
--- What was answered and has expired. Never what is pending, in doubt, or half done.
+-- What was answered and has expired. Never what is pending, in doubt, or half done:
+-- of what may be resumed, only what was refused before any point.
 WITH gone AS (
 DELETE FROM postroom.idempotency_key WHERE (scope, operation, key) IN (
     SELECT scope, operation, key FROM postroom.idempotency_key
      WHERE expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
-       AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
+       AND (status = 'completed' OR (status = 'failed' AND (
+            mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL))))
      ORDER BY expires_at LIMIT CAST(:rows AS bigint))
    AND expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
-   AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
+   AND (status = 'completed' OR (status = 'failed' AND (
+        mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL))))
 RETURNING 1)
 SELECT count(*) FROM gone
 

@@ -282,7 +282,8 @@ SELECT changes();
 DELETE FROM postroom_idempotency_key WHERE (scope, operation, key) IN (
     SELECT scope, operation, key FROM postroom_idempotency_key
      WHERE expires_at < NOW_US - :keep_seconds * 1000000
-       AND (status = 'completed' OR (status = 'failed' AND mode <> 'resume'))
+       AND (status = 'completed' OR (status = 'failed' AND (
+            mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL))))
      ORDER BY expires_at LIMIT :rows);
 SELECT changes();
 
