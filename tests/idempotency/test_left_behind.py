@@ -241,6 +241,24 @@ async def test_a_run_resolved_as_not_done_is_gone_on_with(stage: Stage) -> None:
     await keys.close_async()
 
 
+async def test_what_a_person_has_called_done_needs_its_points_no_more(stage: Stage) -> None:
+    keys = Keys(stage.url, scope=SHARED)
+
+    @resumable(keys, "ride")
+    async def ride(run: Any, wish: Any) -> None:
+        await run.point("made", insert)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await ride("k", 1)
+    stage.query("UPDATE {p}idempotency_key SET status = 'indeterminate', locked_until = NULL")
+    done = Answer(200, body=b'"done"')
+    await keys_resolve(stage.url, "ride", "k", answer=done, why="looked")
+    assert stage.query("SELECT progress, request FROM {p}idempotency_key") == [(None, None)]
+    assert await ride("k", 1) == "done"
+    await keys.close_async()
+
+
 async def test_what_a_run_refused_is_its_client_s_to_try_again(stage: Stage) -> None:
     keys, stock, sold = Keys(stage.url, scope=SHARED), 0, []
 

@@ -147,6 +147,7 @@ UPDATE postroom.idempotency_key
                            THEN clock_timestamp() END,
        attempts = CASE WHEN CAST(:status AS text) = 'failed' AND mode = 'resume' THEN 0 ELSE attempts END,
        request = CASE WHEN CAST(:status AS text) = 'failed' THEN request END,
+       progress = CASE WHEN CAST(:status AS text) = 'failed' THEN progress END,
        response_status = CAST(:response_status AS integer),
        response_headers = CAST(:response_headers AS text),
        response_body = CAST(:response_body AS bytea), body_absent = CAST(:body_absent AS text),

@@ -98,6 +98,7 @@ UPDATE postroom_idempotency_key
        locked_until = CASE WHEN :status = 'failed' AND mode = 'resume' THEN NOW_US END,
        attempts = CASE WHEN :status = 'failed' AND mode = 'resume' THEN 0 ELSE attempts END,
        request = CASE WHEN :status = 'failed' THEN request END,
+       progress = CASE WHEN :status = 'failed' THEN progress END,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent, error = :error,
        expires_at = NOW_US + :keep_us
