@@ -20,7 +20,8 @@ from postroom.errors import (
     ResultNotKept,
     WouldCommitAlone,
 )
-from postroom.idempotency import SHARED, Keys, NotDone, Policy, idempotent
+from postroom.idempotency import SHARED, Answer, Keys, NotDone, Policy, idempotent
+from postroom.ops.keys import keys_resolve
 from stages import Stage, Stages
 
 each_door = pytest.mark.parametrize("door", DOORS, ids=str)
@@ -226,6 +227,23 @@ async def test_a_result_too_large_to_be_kept(stages: Stages, where: str) -> None
     connection.close()
     assert runs == {"1": 1}
     keys.close()
+
+
+async def test_what_a_person_has_told_that_is_no_json(stages: Stages) -> None:
+    stage = stages["sqlite"]
+    keys = Keys(stage.url, scope=SHARED)
+
+    @idempotent("charge", key="order", keys=keys)
+    async def charge(order: str) -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await charge("1")
+    told = Answer(200, body=b"paid, receipt 17")
+    await keys_resolve(stage.url, "charge", "1", answer=told, why="asked the bank")
+    with pytest.raises(ResultNotKept, match="carried out; what is kept of it is no JSON"):
+        await charge("1")
+    await keys.close_async()
 
 
 def test_an_answer_expires_and_a_lost_lease_does_not_wait_for_it(stage: Stage) -> None:

@@ -241,6 +241,25 @@ async def test_a_run_resolved_as_not_done_is_gone_on_with(stage: Stage) -> None:
     await keys.close_async()
 
 
+async def test_the_result_of_a_run_that_is_too_large_to_be_kept(stages: Stages) -> None:
+    keys, policy = Keys(stages["sqlite"].url, scope=SHARED), Policy(most_stored_bytes=10)
+
+    @resumable(keys, "async", policy)
+    async def large(run: Any, wish: Any) -> str:
+        return "x" * 20
+
+    @resumable(keys, "sync", policy)
+    def in_threads(run: Any, wish: Any) -> str:
+        return "x" * 20
+
+    assert await large("k", 1) == in_threads("k", 1) == "x" * 20
+    with pytest.raises(ResultNotKept, match="its result was too large"):
+        await large("k", 1)
+    with pytest.raises(ResultNotKept, match="its result was too large"):
+        in_threads("k", 1)
+    await keys.close_async()
+
+
 async def test_what_a_person_has_called_done_needs_its_points_no_more(stage: Stage) -> None:
     keys = Keys(stage.url, scope=SHARED)
 

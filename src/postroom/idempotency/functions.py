@@ -62,7 +62,7 @@ from postroom.idempotency.telling import give_up, give_up_async, tell_unprotecte
 if TYPE_CHECKING:
     from postroom.idempotency.keys import Keys
 
-__all__ = ["idempotent"]
+__all__ = ["idempotent", "refuse", "result_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -142,7 +142,7 @@ class _Call:
         engines = self.keys.engines
         verdict = drive(opening(asked), engines)
         if not isinstance(verdict, Mine):
-            return _result(verdict, asked)
+            return result_of(verdict, asked)
         try:
             with self.keys.beats.kept(asked, verdict.claim):
                 result = self.function(*args, **kwargs)
@@ -157,7 +157,7 @@ class _Call:
             ended = None
         if unfit is not None:
             raise unfit
-        return json.loads(answer.body) if ended is None else _result(ended, asked)
+        return json.loads(answer.body) if ended is None else result_of(ended, asked)
 
     async def run_async(self, args: Any, kwargs: Any) -> Any:
         tx, asked = self._asked(args, kwargs)
@@ -167,7 +167,7 @@ class _Call:
         engines = self.keys.engines
         verdict = await drive_async(opening(asked), engines)
         if not isinstance(verdict, Mine):
-            return _result(verdict, asked)
+            return result_of(verdict, asked)
         try:
             with kept_in_loop(asked, verdict.claim, engines):
                 result = await self.function(*args, **kwargs)
@@ -182,7 +182,7 @@ class _Call:
             ended = None
         if unfit is not None:
             raise unfit
-        return json.loads(answer.body) if ended is None else _result(ended, asked)
+        return json.loads(answer.body) if ended is None else result_of(ended, asked)
 
     def _inside(self, tx: Any, asked: Asked, args: Any, kwargs: Any) -> Any:
         """In the caller's transaction. If it raises it has left nothing there, its claim neither,
@@ -199,7 +199,7 @@ class _Call:
                 say(_give_back(asked.name, owner))
             raise
         if not isinstance(mine, Mine):
-            return _result(mine, asked)
+            return result_of(mine, asked)
         savepoint = Savepoint(tx)
         try:
             savepoint.set()
@@ -229,7 +229,7 @@ class _Call:
                 await say(_give_back(asked.name, owner))
             raise
         if not isinstance(mine, Mine):
-            return _result(mine, asked)
+            return result_of(mine, asked)
         savepoint = Savepoint(tx)
         try:
             await savepoint.set_async()
@@ -326,15 +326,21 @@ def _answer_or_none(value: Any) -> tuple[Answer, ConfigurationError | None]:
         return Answer(200, JSON).without_body("not_json"), error
 
 
-def _result(verdict: Verdict, asked: Asked) -> Any:
-    if isinstance(verdict, Replay):
-        if verdict.answer.absent is not None:
-            what = f"{asked.name.operation} with key {asked.name.key!r}"
-            no_json = verdict.answer.absent == "not_json"
-            why = "was no JSON" if no_json else "was too large to be kept"
-            raise ResultNotKept(f"{what} was carried out; its result {why}")
-        return json.loads(verdict.answer.body) if verdict.answer.body else None
-    return refuse(verdict, asked.name)
+def result_of(verdict: Verdict, asked: Asked) -> Any:
+    """What was carried out before gave this; else why nothing was carried out."""
+    if not isinstance(verdict, Replay):
+        return refuse(verdict, asked.name)
+    what, answer = f"{asked.name.operation} with key {asked.name.key!r}", verdict.answer
+    if answer.absent is not None:
+        why = "was no JSON" if answer.absent == "not_json" else "was too large to be kept"
+        raise ResultNotKept(f"{what} was carried out; its result {why}")
+    try:
+        return json.loads(answer.body) if answer.body else None
+    except ValueError:  # as a person has resolved it, or an `Answer` of its own
+        raise ResultNotKept(
+            f"{what} was carried out; what is kept of it is no JSON: look at it with "
+            "`postroom keys show --body`"
+        ) from None
 
 
 def refuse(verdict: Verdict, name: Name) -> NoReturn:

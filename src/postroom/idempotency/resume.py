@@ -18,11 +18,12 @@ import inspect
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from postroom import signals
-from postroom.errors import ConfigurationError, KeyInDoubt, KeyLost, PostroomError
+from postroom.errors import ConfigurationError, KeyInDoubt, KeyLost, PostroomError, ResultNotKept
 from postroom.idempotency import problems, store
 from postroom.idempotency.canonical import fingerprint
 from postroom.idempotency.exchange import (
@@ -35,7 +36,7 @@ from postroom.idempotency.exchange import (
     opening,
     tell_doubt,
 )
-from postroom.idempotency.functions import JSON, refuse
+from postroom.idempotency.functions import JSON, refuse, result_of
 from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import (
@@ -70,11 +71,6 @@ class Outcome:
 
     answer: Answer
     replayed: bool
-
-    @property
-    def value(self) -> Any:
-        """What the function returned, as JSON says it."""
-        return json.loads(self.answer.body) if self.answer.body else None
 
 
 class _Resumable:
@@ -150,8 +146,8 @@ class Resumable(_Resumable):
         asked = self._called(key, input, scope)
         verdict = await drive_async(opening(asked), self.keys.engines)
         if isinstance(verdict, Mine):
-            return (await self._run(asked, verdict)).value
-        return _value(asked, verdict)
+            verdict = Replay((await self._run(asked, verdict)).answer)
+        return result_of(verdict, asked)
 
     async def serve(self, turn: Turn, input: Any) -> Any:
         """The same for a request: the middleware sends its answer, whatever the route returns."""
@@ -165,7 +161,7 @@ class Resumable(_Resumable):
             turn.instead = _said(asked, verdict)
             return None
         try:
-            return _told(turn, await self._run(asked, verdict))
+            return _told(turn, asked, await self._run(asked, verdict))
         except KeyLost:
             turn.instead = _said(asked, Running(1.0))
             return None
@@ -201,9 +197,9 @@ class ResumableInThreads(_Resumable):
         """Carry it out for a key, or go on with it; gives what it returned."""
         asked = self._called(key, input, scope)
         verdict = drive(opening(asked), self.keys.engines)
-        return (
-            self._run(asked, verdict).value if isinstance(verdict, Mine) else _value(asked, verdict)
-        )
+        if isinstance(verdict, Mine):
+            verdict = Replay(self._run(asked, verdict).answer)
+        return result_of(verdict, asked)
 
     def serve(self, turn: Turn, input: Any) -> Any:
         """The same for a request: the middleware sends its answer, whatever the route returns."""
@@ -217,7 +213,7 @@ class ResumableInThreads(_Resumable):
             turn.instead = _said(asked, verdict)
             return None
         try:
-            return _told(turn, self._run(asked, verdict))
+            return _told(turn, asked, self._run(asked, verdict))
         except KeyLost:
             turn.instead = _said(asked, Running(1.0))
             return None
@@ -259,21 +255,17 @@ def resumable(
     return decorate
 
 
-def _value(asked: Asked, verdict: Verdict) -> Any:
-    if isinstance(verdict, Replay):
-        return Outcome(verdict.answer, replayed=True).value
-    return refuse(verdict, asked.name)
-
-
 def _said(asked: Asked, verdict: Verdict) -> Answer:
     assert not isinstance(verdict, Mine)
     tell_replay(asked, verdict)
     return problems.answer_to(verdict, asked.policy)
 
 
-def _told(turn: Turn, outcome: Outcome) -> Any:
+def _told(turn: Turn, asked: Asked, outcome: Outcome) -> Any:
     turn.instead = problems.replayed(outcome.answer) if outcome.replayed else outcome.answer
-    return outcome.value
+    with suppress(ResultNotKept):  # the client is told what there is
+        return result_of(Replay(outcome.answer), asked)
+    return None
 
 
 def _outcome(answer: Answer, ended: Replay | Doubtful | None) -> Outcome:
