@@ -1,6 +1,7 @@
 """`@idempotent` for plain functions: on every kind of connection, and on connections of ours."""
 
 import asyncio
+import functools
 import sqlite3
 import threading
 import uuid
@@ -9,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from serving import with_driver
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from doors import DOORS, Door, Open
 from helpers import eventually_async
@@ -19,8 +22,9 @@ from postroom.errors import (
     KeyReused,
     ResultNotKept,
     WouldCommitAlone,
+    WrongCall,
 )
-from postroom.idempotency import SHARED, Answer, Keys, NotDone, Policy, idempotent
+from postroom.idempotency import SHARED, Answer, Keys, NotDone, Policy, idempotent, resumable
 from postroom.ops.keys import keys_resolve
 from stages import Stage, Stages
 
@@ -227,6 +231,82 @@ async def test_a_result_too_large_to_be_kept(stages: Stages, where: str) -> None
     connection.close()
     assert runs == {"1": 1}
     keys.close()
+
+
+class Charges:
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    async def __call__(self, order: str, tx: Any = None) -> str:
+        self.done.append(order)
+        return order
+
+
+@pytest.mark.parametrize("where", ["tx", "keys"])
+async def test_what_is_asynchronous_is_awaited(stages: Stages, where: str) -> None:
+    stage = stages["sqlite"]
+    keys, charge = Keys(stage.url, scope=SHARED), Charges()
+    named: dict[str, Any] = {"object": charge, "partial": functools.partial(charge, tx=None)}
+    engine = create_async_engine(with_driver(stage.url))
+    async with engine.begin() as tx:
+        for operation, function in named.items():
+            options: Any = {"tx": "tx"} if where == "tx" else {"keys": keys}
+            once: Any = idempotent(operation, key="order", compare=[], **options)(function)
+            assert [await once("1", tx=tx) for _ in range(2)] == ["1", "1"]
+
+    assert charge.done == ["1", "1"], "once for each operation"
+
+    class Ride:
+        async def __call__(self, run: Any, wish: Any) -> Any:
+            return wish
+
+    assert await resumable(keys, "ride")(Ride())("1", "a") == "a"
+    await engine.dispose()
+    await keys.close_async()
+
+
+@pytest.mark.parametrize("where", ["tx", "keys"])
+async def test_what_only_described_its_work_has_not_done_it(stages: Stages, where: str) -> None:
+    """A plain wrapper that hands a coroutine on: the key is free for whoever mends it."""
+    stage = stages["sqlite"]
+    keys, charge = Keys(stage.url, scope=SHARED), Charges()
+    options: Any = {"tx": "tx"} if where == "tx" else {"keys": keys}
+    decorate = idempotent("charge", key="order", compare=[], **options)
+
+    def coroutine(order: str, tx: Any) -> Any:
+        return charge(order)
+
+    def generator(order: str, tx: Any) -> Any:
+        charge.done.append(order)
+        yield order
+
+    def mended(order: str, tx: Any) -> str:
+        return order
+
+    connection = sqlite3.connect(stage.url.removeprefix("sqlite:///"))
+    for broken in (coroutine, generator):
+        with connection, pytest.raises(WrongCall, match="what wraps it with `async def`"):
+            decorate(broken)("1", connection)
+    assert charge.done == []
+    with connection:
+        assert decorate(mended)("1", connection) == "1"
+    connection.close()
+    await keys.close_async()
+
+
+async def test_what_a_task_does_nobody_knows(stages: Stages) -> None:
+    keys, charge = Keys(stages["sqlite"].url, scope=SHARED), Charges()
+
+    @idempotent("charge", key="order", keys=keys)
+    def begins(order: str) -> Any:
+        return asyncio.ensure_future(charge(order))
+
+    with pytest.raises(WrongCall):
+        begins("1")
+    with pytest.raises(KeyInDoubt):
+        begins("1")
+    await eventually_async(lambda: charge.done == ["1"])
+    await keys.close_async()
 
 
 async def test_what_a_person_has_told_that_is_no_json(stages: Stages) -> None:

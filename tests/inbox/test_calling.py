@@ -8,7 +8,7 @@ import pytest
 from consuming import QUICK_RETRY, House, apply, note
 
 from helpers import eventually_async
-from postroom.inbox.calling import is_async, must_have_run
+from postroom.calling import is_async, must_have_run
 
 
 async def plain(event: Any, tx: Any) -> None:

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from postroom.calling import is_async, must_have_run
 from postroom.databases.caller import carry_out, carry_out_async
 from postroom.errors import (
     ConfigurationError,
@@ -30,11 +31,14 @@ from postroom.errors import (
     KeyReused,
     PostroomError,
     ResultNotKept,
+    WrongCall,
 )
 from postroom.flow import Flow
 from postroom.idempotency import store
 from postroom.idempotency.exchange import (
     Asked,
+    Do,
+    Steps,
     closing,
     drive,
     drive_async,
@@ -68,6 +72,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 JSON = (("content-type", "application/json"),)
 _WHAT = "record of this request"
+_INSTEAD = "Return its result: if it is async, write it and what wraps it with `async def`."
 _PLAIN = (uuid.UUID, decimal.Decimal, dt.date, dt.datetime, dt.time)
 
 
@@ -105,7 +110,9 @@ def idempotent(
         async def wrapper_async(*args: Any, **kwargs: Any) -> Any:
             return await call.run_async(args, kwargs)
 
-        return wrapper_async if inspect.iscoroutinefunction(function) else wrapper  # type: ignore[return-value]
+        # What a wrapper around an async function gives nobody can see before it is called.
+        asynchronous = is_async(function, wrapped=False)
+        return wrapper_async if asynchronous else wrapper  # type: ignore[return-value]
 
     return decorate
 
@@ -132,7 +139,8 @@ class _Call:
         self._signature = inspect.signature(function)
         for name in (key, tx, scope, *(compare or ())):
             if isinstance(name, str) and name not in self._signature.parameters:
-                raise ConfigurationError(f"{function.__qualname__} has no argument {name!r}.")
+                called = getattr(function, "__qualname__", None) or repr(function)
+                raise ConfigurationError(f"{called} has no argument {name!r}.")
 
     def run(self, args: Any, kwargs: Any) -> Any:
         tx, asked = self._asked(args, kwargs)
@@ -148,6 +156,15 @@ class _Call:
                 result = self.function(*args, **kwargs)
         except BaseException as error:
             give_up(asked, verdict, error, engines)
+            raise
+        try:
+            must_have_run(result, self.function, _INSTEAD)
+        except WrongCall as error:
+            if _not_begun(result):
+                with suppress(PostroomError):  # or its lease will end by itself
+                    drive(_giving_back(verdict), engines)
+            else:
+                give_up(asked, verdict, error, engines)
             raise
         answer, unfit = _answer_or_none(result)
         try:
@@ -171,6 +188,7 @@ class _Call:
         try:
             with kept_in_loop(asked, verdict.claim, engines):
                 result = await self.function(*args, **kwargs)
+                must_have_run(result, self.function, _INSTEAD)
         except BaseException as error:
             await give_up_async(asked, verdict, error, engines)
             raise
@@ -203,7 +221,7 @@ class _Call:
         savepoint = Savepoint(tx)
         try:
             savepoint.set()
-            answer = _answer(self.function(*args, **kwargs))
+            answer = self._answered(self.function(*args, **kwargs))
             say(self._finish(mine, answer))
             savepoint.release()
         except BaseException:
@@ -233,7 +251,7 @@ class _Call:
         savepoint = Savepoint(tx)
         try:
             await savepoint.set_async()
-            answer = _answer(await self.function(*args, **kwargs))
+            answer = self._answered(await self.function(*args, **kwargs))
             await say(self._finish(mine, answer))
             await savepoint.release_async()
         except BaseException:
@@ -244,6 +262,10 @@ class _Call:
         finally:
             savepoint.leave()
         return json.loads(answer.body)
+
+    def _answered(self, result: Any) -> Answer:
+        must_have_run(result, self.function, _INSTEAD)
+        return _answer(result)
 
     def _claim(self, asked: Asked, owner: str) -> Flow[Verdict]:
         keep, wait = self.policy.keep_seconds, self.policy.wait_seconds
@@ -279,6 +301,16 @@ class _Call:
         digest = _digest({name: values[name] for name in wanted}, self.operation)
         name = Name(scope_name(who), self.operation, key)
         return (None if self._tx is None else values[self._tx]), Asked(name, digest, self.policy)
+
+
+def _not_begun(result: Any) -> bool:
+    """Whether no line of it has run; a task or a future has begun."""
+    return inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+
+
+def _giving_back(mine: Mine) -> Steps[bool]:
+    """Nothing was carried out: the key is free again."""
+    return bool((yield Do(lambda: store.fail(mine.claim, "it was never begun", keep_seconds=0))))
 
 
 def _give_back(name: Name, owner: str) -> Flow[None]:

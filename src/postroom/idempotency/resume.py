@@ -14,7 +14,6 @@ without `await`: it is called in the caller's thread, and by a `Finisher` in one
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from postroom import signals
+from postroom.calling import is_async
 from postroom.errors import ConfigurationError, KeyInDoubt, KeyLost, PostroomError, ResultNotKept
 from postroom.idempotency import problems, store
 from postroom.idempotency.canonical import fingerprint
@@ -249,7 +249,8 @@ def resumable(
     chosen = replace(policy or Policy(), mode="resume")
 
     def decorate(function: Callable[..., Any]) -> Any:
-        kind = Resumable if inspect.iscoroutinefunction(function) else ResumableInThreads
+        asynchronous = is_async(function, wrapped=False)
+        kind = Resumable if asynchronous else ResumableInThreads
         return kind(keys, operation, function, chosen)
 
     return decorate

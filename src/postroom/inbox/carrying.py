@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from postroom import failpoints
+from postroom.calling import must_have_run
 from postroom.databases.database import DatabaseLost
 from postroom.databases.trouble import is_conflict
 from postroom.errors import InvalidMessage, Rejected
 from postroom.flow import Flow
-from postroom.inbox.calling import must_have_run
 from postroom.inbox.handlers import Handler, Handlers
 from postroom.inbox.rules import Letter
 from postroom.inbox.store import Seat, Store

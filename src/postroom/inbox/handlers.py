@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from postroom.calling import is_async
 from postroom.derivation import Part, derive_key
 from postroom.errors import ConfigurationError, InvalidMessage
-from postroom.inbox.calling import is_async
 from postroom.inbox.decoding import decode, plain
 from postroom.inbox.rules import Letter
 from postroom.messages import MessageType, check_name, declared_type

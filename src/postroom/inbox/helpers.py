@@ -13,11 +13,11 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from postroom.calling import is_async, must_have_run
 from postroom.databases.caller import carry_out, carry_out_async
 from postroom.databases.kinds import bare, link_of
 from postroom.errors import InvalidMessage, WrongCall
 from postroom.flow import Flow, Statement
-from postroom.inbox.calling import is_async, must_have_run
 from postroom.inbox.once import once, once_async
 
 __all__ = [

@@ -15,12 +15,13 @@ from postroom.errors import WrongCall
 __all__ = ["is_async", "must_have_run"]
 
 
-def is_async(function: Any) -> bool:
+def is_async(function: Any, *, wrapped: bool = True) -> bool:
     """Whether calling it gives something to await, as far as can be seen: a function, a partial of
-    one, or an object with `async def __call__`, behind whatever `functools.wraps` has wrapped."""
-    function = inspect.unwrap(function)
+    one, or an object with `async def __call__`; if `wrapped`, behind whatever `functools.wraps` has
+    wrapped."""
+    function = inspect.unwrap(function) if wrapped else function
     while isinstance(function, functools.partial):
-        function = inspect.unwrap(function.func)
+        function = inspect.unwrap(function.func) if wrapped else function.func
     called = getattr(type(function), "__call__", None)  # noqa: B004 - it is looked at, not called
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
