@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from frameworks import PATH, starlette
+from test_resume import open_rides
 from test_same_transaction import open_shop
 
 from postroom.idempotency import Policy
@@ -98,3 +99,13 @@ def test_outside_of_the_database(stage: Stage, wait_seconds: float) -> None:
     with starlette(stage.url, Policy(wait_seconds=wait_seconds)) as service:
         race(service.address, PATH, f"{stage.database}, external")
     assert service.charged == {f"k{n}": 1 for n in range(KEYS)}
+
+
+def test_from_point_to_point(stage: Stage) -> None:
+    policy = Policy(mode="resume", required=True, wait_seconds=PATIENCE_SECONDS)
+    with open_rides(stage, policy) as (rides, address):
+        race(address, "/rides", f"{stage.database}, resume")
+    assert rides.runs == KEYS
+    assert rides.charges == {f"shared:rides.create:k{n}:charged": 1 for n in range(KEYS)}
+    assert stage.things() == sorted(f"k{n}" for n in range(KEYS))
+    assert len(stage.messages()) == KEYS

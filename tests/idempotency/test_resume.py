@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -298,10 +299,11 @@ async def test_values_of_a_statement_that_failed_are_written_nowhere(
     await keys.close_async()
 
 
-def test_a_route_that_resumes(stage: Stage) -> None:
+@contextmanager
+def open_rides(stage: Stage, policy: Policy) -> Iterator[tuple[Rides, str]]:
+    """Rides behind a route, and the address of their service."""
     rides = Rides(stage)
-    policies = {"POST /rides": Policy(mode="resume", required=True)}
-    front = Keys(stage.url, scope=SHARED, policies=policies)
+    front = Keys(stage.url, scope=SHARED, policies={"POST /rides": policy})
 
     async def book(request: Any) -> Any:
         return JSONResponse(await rides.create.serve(turn_of(request), await request.json()))
@@ -311,6 +313,11 @@ def test_a_route_that_resumes(stage: Stage) -> None:
         middleware=[Middleware(IdempotencyMiddleware, keys=front)],
     )
     with serve_asgi(app) as address:
+        yield rides, address
+
+
+def test_a_route_that_resumes(stage: Stage) -> None:
+    with open_rides(stage, Policy(mode="resume", required=True)) as (rides, address):
 
         def post(name: str) -> httpx.Response:
             headers = {"Idempotency-Key": "k"}
