@@ -31,7 +31,7 @@ class Rides:
         self.charges: Counter[str] = Counter()  # by the key it was called with
         self.attempts: list[int] = []
         self.fail_at = ""
-        self.gate, self.woken = threading.Event(), list[str]()
+        self.hangs, self.gate, self.woken = threading.Event(), threading.Event(), list[str]()
         self.outbox = Outbox()
 
         @resumable(self.keys, "rides.create")
@@ -63,6 +63,7 @@ class Rides:
         self.charges[key] += 1
         self.break_at("called")
         if self.fail_at == "hangs":
+            self.hangs.set()
             assert self.gate.wait(60)
             self.woken.append(key)
         if self.fail_at == "taken over":
@@ -128,6 +129,8 @@ async def test_a_thread_that_hangs_is_left_behind(rides: Rides) -> None:
     rides.create.policy = replace(rides.create.policy, longest_seconds=0.2)
     rides.orphan()
     assert await asyncio.wait_for(Finisher(rides.create).once(), 20) == 1
+    await eventually_async(rides.hangs.is_set, 60)
+    rides.create.policy = replace(rides.create.policy, longest_seconds=900)
     rides.fail_at = ""
     rides.orphan()
     assert await Finisher(rides.create).once() == 1

@@ -21,6 +21,7 @@ from postroom.idempotency.rules import Name
 __all__ = ["Finisher"]
 
 ORPHANS = 50
+TIDY_SECONDS = 1.0  # for what is broken off, to give its connection back
 # Among many answers that have expired and were never pruned it is a long look.
 SWEEP_SECONDS = 60
 
@@ -156,6 +157,7 @@ class Finisher:
             # A thread cannot be broken off. Its lease ends too, and whoever goes on then has
             # another epoch: it reaches no point after that.
             going.cancel()
+            await asyncio.wait((going,), timeout=TIDY_SECONDS)
         if not ended:
             what = f"{name.operation} with key {name.key!r}"
             signals.emit(
