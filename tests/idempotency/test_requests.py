@@ -269,6 +269,28 @@ async def test_a_redirect_of_the_router_is_followed_with_the_same_key(
     await keys.close_async()
 
 
+@pytest.mark.parametrize("path", ["/shop-tokens", "/shop/shop-tokens"])
+async def test_a_path_that_begins_with_the_letters_of_the_root(stage: Stage, path: str) -> None:
+    """A proxy may have taken the root away, or not."""
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /shop-tokens": Policy(required=True)})
+
+    async def make(request: Any) -> Response:
+        return Response(uuid.uuid4().hex)
+
+    app = Starlette(
+        routes=[Route("/shop-tokens", make, methods=["POST"])],
+        middleware=[Middleware(Asgi, keys=keys)],
+    )
+    async with asgi(app, "/shop") as client:
+        first, again, other = [
+            await client.post(one, headers=KEY, follow_redirects=True)
+            for one in (f"{path}/", path, path)
+        ]
+        assert (first.status_code, first.text) == (200, again.text) == (200, other.text)
+        assert kind(await client.post(path)) == "key-missing"
+    await keys.close_async()
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("how", ["asgi", "wsgi", "django"])
 def test_a_redirect_of_a_view_is_its_answer(stage: Stage, how: str, status: int) -> None:

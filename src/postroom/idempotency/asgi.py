@@ -346,9 +346,9 @@ def _seen(scope: Scope) -> Seen:
     query = scope.get("query_string", b"").decode("latin-1")
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
-    if root and path.startswith(root):
-        path = path[len(root) :] or "/"
-    return Seen(scope["method"], path, query, headers, root=root)
+    if not f"{path}/".startswith(f"{root}/"):
+        root = ""  # a proxy has taken it away, and /api-tokens is not under /api
+    return Seen(scope["method"], path[len(root) :] or "/", query, headers, root=root)
 
 
 async def _send(answer: Answer, send: Send) -> None:
