@@ -309,6 +309,15 @@ def test_a_policy_that_cannot_work(wrong: dict[str, object]) -> None:
         Policies({"/orders": Policy()}).check()
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/orders/<int:id>/pay", "/orders/<id>/pay", "/orders?dry=1", "/orders#new", "/my orders"],
+)
+def test_a_route_that_no_path_could_match_is_refused(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"such as .POST /orders/\{id\}/pay"):
+        Policies({f"POST {path}": Policy()}).check()
+
+
 def test_every_problem_has_a_type_of_its_own_in_the_openapi() -> None:
     shown = openapi_responses(Policy(required=True, mismatch_status=409))
     assert sorted(shown) == ["400", "401", "409", "413", "503"]

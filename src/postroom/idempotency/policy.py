@@ -72,6 +72,7 @@ class Policy:
 
 _SLASHES = re.compile("/{2,}")
 _PLACE = re.compile(r"(\{[^/{}]*\})")
+_IN_NO_PATH = re.compile(r"[<>?#\s]")  # "<int:id>" is how Flask and Django write it
 
 
 def _pattern(piece: str) -> str:
@@ -99,6 +100,11 @@ class Policies:
             if not method.isupper() or not path.startswith("/"):
                 raise ConfigurationError(
                     f'{route!r} is no route: write method and path, such as "POST /orders".'
+                )
+            if strange := _IN_NO_PATH.search(path):
+                raise ConfigurationError(
+                    f"{route!r} would match no request, for its {strange[0]!r}: what varies stands "
+                    'in braces, such as "POST /orders/{id}/pay", and no query belongs to a route.'
                 )
             if len(route) > 255:
                 raise ConfigurationError(f"{route[:40]!r}… has more than 255 characters.")
