@@ -22,8 +22,8 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-import django_doors  # noqa: F401
-from postroom.errors import ConfigurationError
+import django_doors
+from postroom.errors import ConfigurationError, WrongCall
 from postroom.idempotency import (
     AT_CLAIM,
     SHARED,
@@ -247,6 +247,44 @@ def test_middleware_and_decorator_together(stage: Stage) -> None:
     app.wsgi_app = Wsgi(app.wsgi_app, keys)  # type: ignore[method-assign]
     with pytest.raises(Exception, match="claimed this request already"):
         _flask(app, {"Idempotency-Key": "j"})
+    keys.close()
+
+
+@pytest.mark.parametrize("policy", [SAME, Policy(required=True)])
+def test_a_method_of_a_django_class_claims_its_key_itself(stage: Stage, policy: Policy) -> None:
+    from django.db import connections
+    from django.http import HttpResponse
+    from django.test import Client
+    from django.utils.decorators import method_decorator
+    from django.views import View
+
+    alias = f"keys_{uuid.uuid4().hex[:8]}"
+    both = {"default": connections.settings["default"], alias: django_doors.entry(stage.url)}
+    connections.settings[alias] = connections.configure_settings(both)[alias]
+    policies = {"POST /pay": policy, "PUT /pay": Policy(), "POST /hidden": Policy()}
+    keys = Keys(stage.url, scope=SHARED, policies=policies)
+    ours = django_keys.idempotent(keys, using=alias)
+
+    class Pay(View):
+        @method_decorator(ours)
+        def post(self, request: Any) -> Any:
+            return HttpResponse(uuid.uuid4().hex)
+
+        def put(self, request: Any) -> Any:
+            return HttpResponse(uuid.uuid4().hex)
+
+    with django_site(keys, pay=Pay.as_view(), hidden=lambda request: ours(Pay.as_view())(request)):
+        client = Client()
+        for send in (client.post, client.put):
+            first, again = [
+                send("/pay", b"", headers=KEY, content_type="text/plain") for _ in range(2)
+            ]
+            assert (first.status_code, again.content) == (200, first.content)
+            assert again.headers["Idempotent-Replayed"] == "true"
+        with pytest.raises(WrongCall, match="claimed this request already"):
+            client.post("/hidden", b"", headers=KEY, content_type="text/plain")
+    connections[alias].close()
+    del connections.settings[alias]
     keys.close()
 
 

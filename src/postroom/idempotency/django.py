@@ -165,6 +165,11 @@ def idempotent(
 
         @functools.wraps(view)
         def wrapper(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(turn := getattr(request, STATE, None), Turn) and turn.asked:
+                raise WrongCall(
+                    "the middleware has claimed this request already: take its route out of the "
+                    "policies of the middleware, or put the decorator outermost on the view"
+                )
             if _in_their_transaction(connections[using]):
                 raise WrongCall(
                     "a view with idempotent() has its own transaction: take it out of "
@@ -289,14 +294,20 @@ def _found(keys: Keys, request: Any) -> tuple[str, Policy] | None:
         view = resolve(request.path_info, getattr(request, "urlconf", None)).func
     except Resolver404:
         return found if found[1].mode == "external" else None
-    if getattr(view, _DECORATED, False):
-        return None  # it claims its key itself
+    if _claims_itself(view, request.method):
+        return None
     if found[1].mode == "same_transaction":
         raise ConfigurationError(
             f'{found[0]} has a policy with mode="same_transaction", and its view is not decorated: '
             "put @idempotent(keys) on the view, or take another mode."
         )
     return found if found[1].mode == "external" else None
+
+
+def _claims_itself(view: Any, method: str) -> bool:
+    """Whether it is decorated, or the method of its class that answers the request."""
+    answers = getattr(getattr(view, "view_class", None), method.lower(), None)
+    return getattr(view, _DECORATED, False) or getattr(answers, _DECORATED, False)
 
 
 def _asked_by(keys: Keys, request: Any, operation: str, policy: Policy) -> Asked | Answer | None:
