@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 import django_doors
 from postroom.errors import ConfigurationError, WrongCall
@@ -623,5 +623,50 @@ async def test_authentication_of_the_route_comes_before_an_answer_from_memory(st
             await client.post("/nobody", headers=KEY)
     with pytest.raises(ConfigurationError, match="external"):
         Keys(stage.url, scope=AT_CLAIM)
+    await engine.dispose()
+    await keys.close_async()
+
+
+@pytest.mark.parametrize("sub", [Starlette, FastAPI])
+async def test_a_mounted_application_is_protected_by_the_one_around_it(
+    stage: Stage, sub: Any
+) -> None:
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /v1/pay": SAME})
+    engine = create_async_engine(with_driver(stage.url))
+
+    async def pay(request: Request) -> Response:
+        await turn_of(request).session_async(engine)
+        return Response(uuid.uuid4().hex)
+
+    app, inner = FastAPI(), sub()
+    inner.add_route("/pay", pay, methods=["POST"])
+    app.mount("/v1", inner)
+    protect(app, keys)
+    async with asgi(app) as client:  # which raises what a server would log
+        first, again = [await client.post("/v1/pay", headers=KEY) for _ in range(2)]
+        other = await client.post("/v1/pay", headers=KEY, content=b"other")
+    assert (first.status_code, again.content, kind(other)) == (200, first.content, "key-reused")
+    await engine.dispose()
+    await keys.close_async()
+
+
+async def test_what_a_mounted_application_finds_not_valid_keeps_no_key(stage: Stage) -> None:
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /shop/v1/pay": SAME})
+    engine = create_async_engine(with_driver(stage.url))
+    app, inner = FastAPI(), FastAPI()
+    protect(app, keys)
+    app.router.routes.append(Mount("/shop", routes=[Mount("/v1", inner)]))
+
+    @inner.post("/pay")
+    async def pay(
+        amount: Annotated[int, Body(embed=True)],
+        session: Annotated[Any, Depends(keyed_session(engine))],
+    ) -> int:
+        return amount
+
+    async with asgi(app) as client:
+        wrong = await client.post("/shop/v1/pay", json={"amount": "x"}, headers=KEY)
+        mended = await client.post("/shop/v1/pay", json={"amount": 5}, headers=KEY)
+    assert (wrong.status_code, mended.text) == (422, "5")
     await engine.dispose()
     await keys.close_async()

@@ -324,12 +324,14 @@ class _Inside(_Run):
         try:
             await self.call()
         except Exception:
-            # `Answered`, or whatever the framework made of it.
-            if self.turn.instead is None or self.settled:
+            # `Answered`, or whatever the framework made of it. A mounted application answers it and
+            # raises it again: what was ours to say is said then.
+            if self.turn.instead is None or (self.settled and not self._dropped):
                 raise
-            self._dropped = True
-            await self.turn.end_async()
-            await self.reply(self.turn.instead)
+            if not self._dropped:
+                self._dropped = True
+                await self.turn.end_async()
+                await self.reply(self.turn.instead)
         finally:
             self.request.answered.set()
             await self.turn.end_async()

@@ -13,12 +13,13 @@ middleware together with the answer. For a request without a key it does the sam
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
+from starlette.routing import BaseRoute, Mount
 
 from postroom.idempotency import problems
 from postroom.idempotency.asgi import STATE, IdempotencyMiddleware, turn_of
@@ -37,14 +38,26 @@ def protect(app: FastAPI, keys: Keys) -> None:
 
 def _forget_what_is_not_valid(app: FastAPI) -> None:
     """FastAPI solves dependencies before it looks at the body: a request that is not valid has
-    claimed its key by then, and gives it back. Handlers may be added until the first request."""
+    claimed its key by then, and gives it back. Handlers may be added until the first request, and
+    applications mounted, which have handlers of their own."""
     make = app.build_middleware_stack
 
     def build() -> Any:
         _wrap_handler(app)
+        for inner in _mounted(app.routes):
+            _forget_what_is_not_valid(inner)
         return make()
 
     app.build_middleware_stack = build  # type: ignore[method-assign]
+
+
+def _mounted(routes: Iterable[BaseRoute]) -> Iterator[FastAPI]:
+    for mount in routes:
+        if isinstance(mount, Mount):
+            if isinstance(mount.app, FastAPI):
+                yield mount.app
+            else:
+                yield from _mounted(mount.routes)
 
 
 def _wrap_handler(app: FastAPI) -> None:
