@@ -670,3 +670,38 @@ async def test_what_a_mounted_application_finds_not_valid_keeps_no_key(stage: St
     assert (wrong.status_code, mended.text) == (422, "5")
     await engine.dispose()
     await keys.close_async()
+
+
+async def test_middleware_inside_of_ours_sees_answers_and_no_exceptions(stage: Stage) -> None:
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /pay": SAME, "POST /v1/pay": SAME})
+    engine = create_async_engine(with_driver(stage.url))
+    app, inner, seen = FastAPI(), FastAPI(), []
+    app.mount("/v1", inner)
+
+    async def pay(session: Annotated[Any, Depends(keyed_session(engine))]) -> str:
+        return uuid.uuid4().hex
+
+    async def watch(request: Request, call_next: Any) -> Any:
+        try:
+            answer = await call_next(request)
+        except Exception as error:
+            seen.append(repr(error))
+            raise
+        seen.append((answer.status_code, answer.headers["content-type"]))
+        return answer
+
+    for each in (app, inner):
+        each.post("/pay", status_code=201)(pay)
+        each.middleware("http")(watch)
+    protect(app, keys)
+    async with asgi(app) as client:
+        for path, watchers in (("/pay", 1), ("/v1/pay", 2)):
+            first, again = [await client.post(path, headers=KEY) for _ in range(2)]
+            other = await client.post(path, headers=KEY, content=b"other")
+            assert (again.content, kind(other)) == (first.content, "key-reused")
+            assert again.headers["idempotent-replayed"] == "true"
+            json = (201, "application/json")
+            assert seen == [json] * 2 * watchers + [(422, "application/problem+json")] * watchers
+            seen.clear()
+    await engine.dispose()
+    await keys.close_async()

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from starlette.routing import BaseRoute, Mount
@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Mount
 from postroom.idempotency import problems
 from postroom.idempotency.asgi import STATE, IdempotencyMiddleware, turn_of
 from postroom.idempotency.keys import Keys
-from postroom.idempotency.turn import Turn
+from postroom.idempotency.turn import Answered, Turn
 
 __all__ = ["describe", "keyed_connection", "keyed_session", "keyed_turn", "protect"]
 
@@ -32,20 +32,20 @@ __all__ = ["describe", "keyed_connection", "keyed_session", "keyed_turn", "prote
 def protect(app: FastAPI, keys: Keys) -> None:
     """Add the middleware, and what it answers to the generated OpenAPI."""
     app.add_middleware(IdempotencyMiddleware, keys=keys)
-    _forget_what_is_not_valid(app)
+    _add_handlers(app)
     describe(app, keys)
 
 
-def _forget_what_is_not_valid(app: FastAPI) -> None:
-    """FastAPI solves dependencies before it looks at the body: a request that is not valid has
-    claimed its key by then, and gives it back. Handlers may be added until the first request, and
-    applications mounted, which have handlers of their own."""
+def _add_handlers(app: FastAPI) -> None:
+    """As late as may be: until the first request others add theirs, and mount applications, which
+    have handlers of their own."""
     make = app.build_middleware_stack
 
     def build() -> Any:
-        _wrap_handler(app)
+        _forget_what_is_not_valid(app)
+        app.add_exception_handler(Answered, _say)
         for inner in _mounted(app.routes):
-            _forget_what_is_not_valid(inner)
+            _add_handlers(inner)
         return make()
 
     app.build_middleware_stack = build  # type: ignore[method-assign]
@@ -60,7 +60,14 @@ def _mounted(routes: Iterable[BaseRoute]) -> Iterator[FastAPI]:
                 yield from _mounted(mount.routes)
 
 
-def _wrap_handler(app: FastAPI) -> None:
+async def _say(request: Request, answered: Any) -> Response:
+    """An answer from memory, so that whatever is between us and the route sees no exception."""
+    return Response(answered.answer.body, answered.status_code, answered.headers)
+
+
+def _forget_what_is_not_valid(app: FastAPI) -> None:
+    """FastAPI solves dependencies before it looks at the body: a request that is not valid has
+    claimed its key by then, and gives it back."""
     usual: Any = app.exception_handlers.get(
         RequestValidationError, request_validation_exception_handler
     )
