@@ -1,6 +1,7 @@
 """What a key, a fingerprint, a record and an answer mean, decided without a database."""
 
 import json
+import math
 import uuid
 
 import pytest
@@ -300,7 +301,16 @@ def test_policies_are_found_by_method_and_path() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"mode": "both"}, {"mismatch_status": 400}, {"lease_seconds": 0}, {"wait_seconds": -1}],
+    [
+        {"mode": "both"},
+        {"mismatch_status": 400},
+        {"lease_seconds": 0},
+        {"lease_seconds": math.inf},
+        {"keep_seconds": math.inf},
+        {"keep_seconds": math.nan},
+        {"wait_seconds": -1},
+        {"wait_seconds": math.nan},
+    ],
 )
 def test_a_policy_that_cannot_work(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):

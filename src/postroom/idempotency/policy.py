@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -66,7 +67,10 @@ class Policy:
         for name in ("lease_seconds", "longest_seconds", "keep_seconds", "most_request_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} of a policy must be above zero.")
-        if self.wait_seconds is not None and self.wait_seconds < 0:
+        for name in ("lease_seconds", "keep_seconds"):
+            if math.isinf(getattr(self, name)):
+                raise ConfigurationError(f"{name} of a policy must have an end: write a number.")
+        if self.wait_seconds is not None and not self.wait_seconds >= 0:
             raise ConfigurationError("wait_seconds of a policy must be zero or more.")
 
 
