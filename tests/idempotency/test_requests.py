@@ -411,6 +411,16 @@ def test_a_decorator_keeps_to_the_policies_of_its_keys(stage: Stage) -> None:
     at_claim.close()
 
 
+def test_an_async_view_is_refused_by_a_decorator(stage: Stage) -> None:
+    async def pay() -> None: ...
+
+    keys = Keys(stage.url, scope=SHARED)
+    for decorator in (flask_keys.idempotent(keys, lambda: None), django_keys.idempotent(keys)):
+        with pytest.raises(ConfigurationError, match="decorate a"):
+            decorator(pay)
+    keys.close()
+
+
 def test_django_views_that_cannot_keep_their_policy_are_not_run(stage: Stage) -> None:
     from django.test import Client
 

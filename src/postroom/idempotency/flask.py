@@ -11,6 +11,7 @@ commits nor rolls back. With the WSGI middleware, `keyed_session(engine)` gives 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ import flask
 from werkzeug.exceptions import HTTPException
 from werkzeug.wsgi import LimitedStream
 
-from postroom.errors import WrongCall
+from postroom.errors import ConfigurationError, WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.borrowed import Borrowed
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
@@ -51,6 +52,12 @@ def idempotent(
     keys.for_decorator()
 
     def decorate(view: F) -> F:
+        if inspect.iscoroutinefunction(view):
+            raise ConfigurationError(
+                "Flask runs an async view in a thread of its own, where your session is another: "
+                "decorate a view that is not async."
+            )
+
         @functools.wraps(view)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if isinstance(turn := flask.request.environ.get(STATE), Turn) and turn.asked:
