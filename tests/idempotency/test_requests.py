@@ -94,8 +94,10 @@ def test_a_key_without_a_principal_is_refused(stage: Stage, how: str) -> None:
     policy = Policy(required=True)
     keys = Keys(stage.url, scope=lambda _: who[0], policies=Policies({"POST /pay": policy}))
     send = SENDERS[how](keys, policy, lambda: runs.update(["run"]))
-    status, body = send(KEY)
-    assert (status, "key-unowned" in body) == (401, True)
+    for nobody in ("", (), ("tenant", None), ("tenant", ""), None):
+        who[0] = nobody
+        status, body = send(KEY)
+        assert (status, "key-unowned" in body) == (401, True)
     assert (send({})[0], runs["run"]) == (400, 0)
     who[0] = UNKEYED
     assert (send({})[0], send(KEY)[0], runs["run"]) == (200, 200, 2)

@@ -26,6 +26,7 @@ from postroom.idempotency.rules import (
     BadKey,
     Name,
     checked_key,
+    is_nobody,
     parse_key,
     scope_name,
 )
@@ -147,7 +148,7 @@ def asked_of(seen: Seen, operation: str, policy: Policy, scope: object) -> Asked
             return problems.missing(policy) if policy.required else None
     except BadKey as error:
         return problems.invalid(str(error))
-    if scope is None:
+    if is_nobody(scope):
         return problems.unowned()
     chosen = {name.lower() for name in policy.fingerprint_headers}
     digest = fingerprint(

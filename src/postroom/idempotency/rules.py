@@ -35,6 +35,7 @@ __all__ = [
     "Replay",
     "Running",
     "Verdict",
+    "is_nobody",
     "judge",
     "kept_headers",
     "owned",
@@ -102,6 +103,12 @@ def scope_name(scope: object) -> str:
     """Who a key belongs to, as one text: a name, or tenant and principal."""
     parts: Iterable[Part] = scope if isinstance(scope, tuple | list) else (scope,)
     return derive_key(*parts)
+
+
+def is_nobody(scope: object) -> bool:
+    """Whether it names no one, or a tenant without a principal."""
+    parts = scope if isinstance(scope, tuple | list) else (scope,)
+    return not parts or any(part is None or part == "" for part in parts)
 
 
 class Name(NamedTuple):

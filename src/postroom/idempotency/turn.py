@@ -16,7 +16,7 @@ from postroom.derivation import Part
 from postroom.errors import ConfigurationError, PublishError, WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.exchange import Asked
-from postroom.idempotency.rules import Answer, Mine, Verdict, owned, scope_name
+from postroom.idempotency.rules import Answer, Mine, Verdict, is_nobody, owned, scope_name
 from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
 from postroom.idempotency.threads import answering, claiming
 from postroom.idempotency.transaction import KeyedTransaction, guard
@@ -63,7 +63,7 @@ class Turn:
         """Say whose key it is, where `scope=AT_CLAIM` has left that to the route."""
         if self.asked is None:
             return
-        if who is None:
+        if is_nobody(who):
             self.instead = problems.unowned()
             raise Answered(self.instead)
         self.asked = replace(self.asked, name=self.asked.name._replace(scope=scope_name(who)))
