@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_tools import LIMIT, ORDER, WAIT, House, place
+from gateway_tools import LIMIT, ORDER, PATIENT, WAIT, House, place
 
 from helpers import eventually
 from postroom.errors import ConfigurationError
@@ -307,6 +307,47 @@ def test_a_page_in_a_browser_places_no_order(
             assert sqlite_house.entries() == {}
         if status in (403, 421):
             assert client.get("/do/order/k1", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("server", "status"),
+    [
+        (("10.0.0.7", 8080), 421),
+        (("fe80::7", 8080), 421),
+        (("orders.example", 443), 421),
+        (("127.0.0.5", 8080), 202),
+        (("::1", 8080), 202),
+        (("/run/gateway.sock", None), 202),
+        (None, 202),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("host", [b"127.0.0.1", None])
+async def test_without_tokens_nobody_else_on_the_network_places_an_order(
+    sqlite_house: House, server: tuple[str, int | None] | None, status: int, host: bytes | None
+) -> None:
+    """However it is served: `uvicorn postroom.gateway:app --host 0.0.0.0` asks nobody."""
+    app = create_app(sqlite_house.stage.url, **PATIENT)
+
+    async def there(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        if host is not None:
+            headers.append((b"host", host))
+        await app({**scope, "server": server, "headers": headers}, receive, send)
+
+    transport = httpx.ASGITransport(there)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://gateway") as client,
+    ):
+        headers = {"Idempotency-Key": "k1"}
+        answer = await client.post("/do/order", json=ORDER, headers=headers)
+        look = await client.get("/do/order/k1")
+    assert (answer.status_code, look.status_code) == (status, 200 if status == 202 else 421)
+    if status == 421:
+        assert answer.json()["type"] == "urn:postroom:problem:tokens-needed"
+        assert "POSTROOM_GATEWAY_TOKENS" in answer.json()["detail"]
+        assert sqlite_house.entries() == {}
 
 
 def test_with_tokens_it_may_be_called_by_any_name(sqlite_house: House) -> None:

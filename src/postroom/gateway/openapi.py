@@ -83,7 +83,7 @@ def _common(secured: bool) -> dict[str, Any]:
     stranger = (
         {"401": _wrong("No token, or one that nobody has.")}
         if secured
-        else {"421": _wrong("`Host` is neither loopback nor the address it serves.")}
+        else {"421": _wrong("It has no tokens, and was not called at a loopback address.")}
     )
     page = {"403": _wrong("A browser sent it for a page of another site.")}
     return {

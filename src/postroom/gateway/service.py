@@ -245,8 +245,14 @@ def orders_body(body: bytes) -> dict[str, Any]:
 
 
 def _check_host(call: Call) -> None:
-    """Raise unless it was called by an address of its own. A page whose name was made to lead here
-    is a stranger, though its browser takes it for one of ours; tokens would keep it out."""
+    """Raise unless it was called from this machine, and by an address of its own. A page whose name
+    was made to lead here is a stranger, though its browser takes it for one of ours; tokens would
+    keep strangers out."""
+    served, port = call.scope.get("server") or ("", None)
+    # Without a port it is a socket in a directory, which has owners of its own.
+    if port is not None and not is_loopback(str(served)):
+        text = f"anybody could place orders at {served}: set {TOKENS}, or serve it at 127.0.0.1"
+        raise Problem(421, "tokens-needed", text)
     name = call.headers.get("host")
     if name is None:
         return  # no browser leaves it out
@@ -254,8 +260,7 @@ def _check_host(call: Call) -> None:
         host = urlsplit(f"//{name}").hostname or ""
     except ValueError:
         host = ""
-    served = (call.scope.get("server") or ("",))[0]
-    if not is_loopback(host) and host != str(served).lower():
+    if not is_loopback(host):
         text = f"without tokens it is called by its address, such as 127.0.0.1, and not {name!r}"
         raise Problem(421, "wrong-host", f"{text}; or set {TOKENS}")
 
