@@ -274,6 +274,15 @@ def test_a_client_without_a_secret_does_not_open_the_gateway_to_all() -> None:
         create_app("sqlite:///gateway.db", tokens={"ada": []})
 
 
+@pytest.mark.parametrize("text", ["bob={0} ada={0}", "bob=x cid=y bob={0} ada=z ada={0}"])
+def test_two_clients_with_one_secret_are_refused_at_the_start(text: str) -> None:
+    tokens = tokens_from(text.format(CANARY))
+    with pytest.raises(ConfigurationError, match="bob and ada have the same secret") as error:
+        create_app("sqlite:///gateway.db", tokens=tokens)
+    assert CANARY not in str(error.value)
+    create_app("sqlite:///gateway.db", tokens={"ada": ["x", "x"], "bob": "y"})
+
+
 @pytest.mark.parametrize(
     ("headers", "status", "kind"),
     [

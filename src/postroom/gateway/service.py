@@ -140,6 +140,7 @@ class Gateway:
         ]
         if tokens and not self._tokens:
             raise ConfigurationError("tokens names clients that have no secret: give each one.")
+        _check_owners(self._tokens)
         self._waiting = 0
 
     async def place(self, call: Call) -> Response:
@@ -393,6 +394,17 @@ def _warn(relay: Relay) -> None:
     if not relay.sender.can_be_asked(TOPIC):
         advice = "give it a `lookup`, or orders that got no answer stay unknown and may be repeated"
         signals.emit("gateway.unasked", adapter=relay.sender.adapter(TOPIC), advice=advice)
+
+
+def _check_owners(tokens: Sequence[tuple[str, bytes]]) -> None:
+    """Raise if a secret has two owners: nobody could tell who of them sends it."""
+    owners: dict[bytes, str] = {}
+    for name, hashed in tokens:
+        if (other := owners.setdefault(hashed, name)) != name:
+            raise ConfigurationError(
+                f"the clients {other} and {name} have the same secret, so both would be {other}: "
+                "give each its own."
+            )
 
 
 def _hashed(secret: str) -> bytes:
