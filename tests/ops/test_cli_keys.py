@@ -104,6 +104,34 @@ def test_from_list_to_resolve(house: House, here: Here) -> None:
     assert (shown["response_body"], shown["epoch"]) == ('"paid"', 2)
 
 
+def test_what_contradicts_itself_decides_nothing(house: House, here: Here) -> None:
+    make_some(house.url)
+    lost = ("charge", "lost", "--scope", "ada", "--database", house.url)
+    for words, says in (
+        (("--not-done", "--body", "{}"), "--body is for --done"),
+        (("--not-done", "--body", ""), "--body is for --done"),
+        (("--not-done", "--status", "201"), "--status is for --done"),
+        (("--not-done", "--content-type", "text/plain"), "--content-type is for --done"),
+        (("--done", "--body", "text"), "not JSON"),
+        (("--done", "--body", "NaN"), "not JSON"),
+    ):
+        wrong = here("keys", "resolve", *lost, "--reason", "asked", *words)
+        assert (wrong.returncode, says in wrong.stderr) == (2, True), wrong
+    told = json.loads(here("keys", "show", *lost, "--json").stdout)
+    assert told["status"] == "indeterminate"
+
+
+def test_an_answer_may_be_no_json_if_it_says_so(house: House, here: Here) -> None:
+    make_some(house.url)
+    lost = ("charge", "lost", "--scope", "ada", "--database", house.url)
+    as_text = ("--done", "--body", "paid", "--content-type", "text/plain")
+    done = here("keys", "resolve", *lost, "--reason", "asked", *as_text)
+    assert (done.returncode, "answered 200" in done.stdout) == (0, True), done
+    told = json.loads(here("keys", "show", *lost, "--body", "--json").stdout)
+    assert told["response_headers"] == [["content-type", "text/plain"]]
+    assert told["response_body"] == "paid"
+
+
 def test_errors_are_sentences(house: House, here: Here) -> None:
     url = ("--database", house.url)
     unknown = here("keys", "show", "charge", "x", *url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
@@ -92,14 +93,16 @@ def resolve_key(
         typer.Option("--done/--not-done", help="Whether the request was carried out."),
     ] = None,
     status: Annotated[
-        int, typer.Option("--status", min=200, max=499, help="With --done: the answer's status.")
-    ] = 200,
+        int | None,
+        typer.Option("--status", min=200, max=499, help="With --done: the answer's status; 200."),
+    ] = None,
     content: Annotated[
-        str, typer.Option("--body", metavar="TEXT", help="With --done: the answer's body.")
-    ] = "",
+        str | None, typer.Option("--body", metavar="TEXT", help="With --done: the answer's body.")
+    ] = None,
     content_type: Annotated[
-        str, typer.Option("--content-type", metavar="TYPE", help="With --done: what the body is.")
-    ] = "application/json",
+        str | None,
+        typer.Option("--content-type", metavar="TYPE", help="Of the body; application/json."),
+    ] = None,
     scope: ScopeOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
@@ -112,17 +115,34 @@ def resolve_key(
 
     if done is None:
         raise ConfigurationError("say --done, with what to answer, or --not-done.")
-    headers = (("content-type", content_type),) if content else ()
-    answer = Answer(status, headers, content.encode()) if done else None
+    given = {"--status": status, "--body": content, "--content-type": content_type}
+    said = [name for name, value in given.items() if value is not None]
+    if said and not done:
+        raise ConfigurationError(f"{said[0]} is for --done: what was not done has no answer.")
+    if content and content_type is None and not _is_json(content):
+        raise ConfigurationError("the --body is not JSON: mend it, or say its --content-type.")
+    headers = (("content-type", content_type or "application/json"),) if content else ()
+    answer = Answer(status or 200, headers, (content or "").encode()) if done else None
     console = Console.of(context, database=database, config=config, as_json=as_json)
     url = console.settings().require_database()
     told = run(work.keys_resolve(url, operation, key, answer=answer, why=reason, scope=scope))
     sentence = (
-        f"{operation} with key {key!r} is answered {status} from now on."
-        if done
+        f"{operation} with key {key!r} is answered {answer.status} from now on."
+        if answer
         else f"{operation} with key {key!r} was not done: the next request with it is carried out."
     )
     console.answer(told, sentence)
+
+
+def _is_json(text: str) -> bool:
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)  # NaN and its like, which Python alone reads
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 @keys.command("prune")
