@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 from frameworks import FRAMEWORKS, PATH, Opener, Service
+from serving import CLIENT
 
 from helpers import eventually
 from postroom.idempotency import Answer, NotDone, Policy
@@ -273,3 +275,17 @@ def test_many_at_once_with_one_key(place: Place) -> None:
     assert Counter(answer.status_code for answer in answers) == {201: 40}
     assert len({answer.content for answer in answers}) == 1
     assert service.charged == {"a": 1}
+
+
+def test_a_key_in_the_body(place: Place) -> None:
+    service = place.open(replace(POLICY, body_field="name"))
+    first, again = service.post(None, "k"), service.post("k", "k")
+    assert first.status_code == 201, first.text
+    assert first.content == again.content
+    assert again.headers["idempotent-replayed"] == "true"
+    assert kind(service.post(None, "k", "202")) == "key-reused"
+    assert kind(service.post("j", "k")) == "key-invalid"
+    assert kind(service.post(None, "")) == "key-invalid"
+    without = CLIENT.post(f"{service.address}{PATH}", json={"do": ""}, timeout=120)
+    assert kind(without) == "key-missing"
+    assert service.charged == {"k": 1}

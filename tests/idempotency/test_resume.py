@@ -334,3 +334,34 @@ def test_a_route_that_resumes(stage: Stage) -> None:
         assert post("b").status_code == 422
     assert stage.things() == ["a"]
     assert set(rides.charges.values()) == {1}
+
+
+def test_a_route_that_resumes_by_a_key_in_the_body(stage: Stage) -> None:
+    rides = Rides(stage)
+    policies = {"POST /rides": Policy(mode="resume", required=True, body_field="ride")}
+    front = Keys(stage.url, scope=SHARED, policies=policies)
+
+    async def book(request: Any) -> Any:
+        return JSONResponse(await rides.create.serve(turn_of(request), await request.json()))
+
+    app = Starlette(
+        routes=[Route("/rides", book, methods=["POST"])],
+        middleware=[Middleware(IdempotencyMiddleware, keys=front)],
+    )
+    with serve_asgi(app) as address:
+
+        def post(body: Any, **headers: str) -> httpx.Response:
+            return CLIENT.post(f"{address}/rides", json=body, headers=headers, timeout=60)
+
+        wish, header = {"ride": "k", "name": "a"}, "Idempotency-Key"
+        rides.fail_at = "charged"
+        assert post(wish).status_code == 500
+        rides.fail_at = ""
+        first, again = post(wish), post(wish, **{header: "k"})
+        assert (first.status_code, first.content) == (again.status_code, again.content)
+        assert (first.status_code, again.headers["idempotent-replayed"]) == (201, "true")
+        assert post(wish | {"name": "b"}).status_code == 422
+        assert post(wish, **{header: "j"}).status_code == 400
+        assert post({"name": "a"}).status_code == 400
+    assert stage.things() == ["a"]
+    assert rides.charges == {"shared:rides.create:k:charged": 1}
