@@ -55,7 +55,8 @@ class Service:
         if wish["do"] == "large":
             return 200, {}, b"x" * 5000
         told = {"name": wish["name"], "n": self.charged[wish["name"]], "key": key_for("card")}
-        headers = {"Content-Type": "application/json", "Location": "/1", "Set-Cookie": "s=1"}
+        headers = {"Content-Type": "application/json", "Location": "/1"}
+        headers["Set-Cookie"] = f"s={wish.get('cookie', 1)}"
         return status, headers, json.dumps(told).encode()
 
 

@@ -1,5 +1,6 @@
 """`external` keys over HTTP with every framework: one request, one effect, and doubt where due."""
 
+import logging
 import re
 import socket
 from collections import Counter
@@ -14,6 +15,7 @@ from frameworks import FRAMEWORKS, PATH, Opener, Service
 from serving import CLIENT
 
 from helpers import eventually
+from postroom import signals
 from postroom.idempotency import Answer, NotDone, Policy
 from servers import free_port
 from stages import Stage, Stages
@@ -22,6 +24,7 @@ from stages import Stage, Stages
 PLACES = [(name, "sqlite") for name in FRAMEWORKS] + [
     (name, database) for database in ("postgresql", "mariadb") for name in ("starlette", "flask")
 ]
+CANARY = "canary-s3cr3t"
 POLICY = Policy(required=True, most_stored_bytes=1000, lease_seconds=30)
 
 
@@ -289,3 +292,44 @@ def test_a_key_in_the_body(place: Place) -> None:
     without = CLIENT.post(f"{service.address}{PATH}", json={"do": ""}, timeout=120)
     assert kind(without) == "key-missing"
     assert service.charged == {"k": 1}
+
+
+def test_secrets_of_a_request_are_kept_nowhere(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither what authenticates it, nor what stands in its body, nor a cookie it is given."""
+    caplog.set_level(logging.DEBUG)
+    heard: list[Any] = []
+    unlisten = signals.listen(lambda name, fields: heard.append((name, fields)))
+    told = {"fingerprint_headers": ("authorization",), "stored_headers": ("Set-Cookie",)}
+    service = place.open(replace(POLICY, **told))
+    secrets = {"Authorization": f"Bearer {CANARY}-token", "Cookie": f"session={CANARY}-cookie"}
+
+    def post(key: str, do: str = "", user: str = "ada", **headers: str) -> Any:
+        body = {"name": "a", "do": do, "card": f"{CANARY}-card", "cookie": f"{CANARY}-given"}
+        named = {"Idempotency-Key": key, "X-User": user, **secrets, **headers}
+        return CLIENT.post(f"{service.address}{PATH}", json=body, headers=named, timeout=120)
+
+    try:
+        first, again = post("k"), post("k")
+        others = [
+            again,
+            service.post("k", **{"X-User": "ada"}),  # other content, and nobody's token
+            service.post("k", **{"X-User": "bob"}),
+            post("k", Authorization="Bearer none"),
+            post("failing", "fail"),
+            post("failing", "fail"),
+            post("x" * 300),
+        ]
+    finally:
+        unlisten()
+    assert first.headers["set-cookie"] == f"s={CANARY}-given", "the first has its cookie"
+    assert [answer.status_code for answer in others] == [201, 422, 201, 422, 500, 409, 400]
+    for answer in others:
+        assert CANARY not in f"{answer.headers} {answer.text}"
+    rows = place.stage.query("SELECT * FROM {p}idempotency_key")
+    assert (len(rows), len(heard) > 0) == (3, True)
+    # The client that the test itself is logs what it is given.
+    ours = [each for each in caplog.records if not each.name.startswith(("httpcore", "httpx"))]
+    logged = [caplog.handler.format(each) for each in ours]
+    assert CANARY not in f"{rows} {heard} {logged}"
