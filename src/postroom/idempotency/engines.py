@@ -2,15 +2,19 @@
 transaction, and for transactions that Postroom opens for a route.
 
 Each statement about a key is whole by itself and names its epoch, so that it needs no transaction
-around it. What goes wrong comes out as one of our errors; a conflict is tried again.
+around it. What goes wrong comes out as one of our errors; a conflict is tried again. A database
+that does not answer in time is given up together with the connection: whatever it still does with
+what it was asked there, is done under the same owner and epoch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -23,61 +27,101 @@ from postroom.databases.trouble import explain, is_conflict
 from postroom.databases.urls import Target, resolve, resolve_for_threads
 from postroom.errors import PostroomError, SchemaError
 from postroom.flow import Flow, run
+from postroom.idempotency.deadlines import Deadlines, shut
 
 __all__ = ["Engines"]
 
 T = TypeVar("T")
 TRIES = 8
 # An answer must outlive a power cut: its client is told right after.
-_PRAGMAS = ("PRAGMA busy_timeout = 30000", "PRAGMA synchronous = FULL")
-CONNECT_SECONDS = 10.0
+_PRAGMAS = ("PRAGMA busy_timeout = {patience_ms}", "PRAGMA synchronous = FULL")
+PATIENCE_SECONDS = 30.0
+GRACE_SECONDS = 1.0
 
 
 class Engines:
     """Engines for one database, made when first needed: for records and for transactions, for
     event loops and for threads."""
 
-    def __init__(self, url: str, *, connections: int = 10) -> None:
+    def __init__(self, url: str, *, connections: int = 10, timeout_seconds: float = 10.0) -> None:
         self.url = url
         self.target: Target = resolve(url)
-        self._pool: dict[str, Any] = {
-            "pool_size": connections,
-            "max_overflow": connections,
-            "pool_timeout": CONNECT_SECONDS * 3,
-        }
+        self._seconds = timeout_seconds
+        self._deadlines = Deadlines(timeout_seconds)
+        self._pool: dict[str, Any] = {"pool_size": connections, "max_overflow": connections}
         self._async: dict[bool, AsyncEngine] = {}
         self._sync: dict[bool, Engine] = {}
         self._turn = Lock()
 
     async def ask_async(self, make: Any) -> Any:
         """Run the flow that `make()` gives, on a connection of its own."""
+        until = time.monotonic() + self._seconds
         for attempt in range(1, TRIES + 1):
             try:
                 self._require_file()
-                async with self.engine_async(alone=True).connect() as connection:
+                async with self._in_time_async(until) as connection:
                     return await connection.run_sync(_run, make())
             except PostroomError:
                 raise
             except Exception as error:
-                if attempt == TRIES or not is_conflict(error):
+                if self._is_final(error, attempt, until):
                     raise explain(error, self.target) from error
                 await asyncio.sleep(0.01 * attempt)
         raise AssertionError("unreachable")
 
     def ask(self, make: Any) -> Any:
         """`ask_async` for threads."""
+        until = time.monotonic() + self._seconds
         for attempt in range(1, TRIES + 1):
             try:
                 self._require_file()
-                with self.engine(alone=True).connect() as connection:
+                with self._in_time() as connection:
                     return _run(connection, make())
             except PostroomError:
                 raise
             except Exception as error:
-                if attempt == TRIES or not is_conflict(error):
+                if self._is_final(error, attempt, until):
                     raise explain(error, self.target) from error
                 time.sleep(0.01 * attempt)
         raise AssertionError("unreachable")
+
+    @asynccontextmanager
+    async def _in_time_async(self, until: float) -> AsyncIterator[AsyncConnection]:
+        loop = asyncio.get_running_loop()
+        ended = loop.time() + until - time.monotonic()
+        engine, cut = self.engine_async(alone=True), None
+        # SQLite keeps its own time, and a thread that is at it cannot be called off.
+        at = None if self.target.dialect == "sqlite" else ended
+        try:
+            async with asyncio.timeout_at(at) as limit, engine.connect() as connection:
+                if engine.dialect.driver == "psycopg":
+                    # When cancelled it asks its server first. It is to find no server.
+                    raw = await connection.get_raw_connection()
+                    cut = loop.call_at(ended, shut, raw.driver_connection)
+                    limit.reschedule(ended + GRACE_SECONDS)
+                yield connection
+        except Exception as error:
+            if cut is not None and loop.time() >= ended:
+                raise TimeoutError from error
+            raise
+        finally:
+            if cut is not None:
+                cut.cancel()
+
+    @contextmanager
+    def _in_time(self) -> Iterator[Connection]:
+        """The drivers of the others have limits of their own."""
+        engine = self.engine(alone=True)
+        if engine.dialect.driver != "psycopg":
+            with engine.connect() as connection:
+                yield connection
+            return
+        with self._deadlines.kept(), engine.connect() as connection:
+            self._deadlines.on(connection.connection.driver_connection)
+            yield connection
+
+    def _is_final(self, error: Exception, attempt: int, until: float) -> bool:
+        return attempt == TRIES or not is_conflict(error) or time.monotonic() >= until
 
     @asynccontextmanager
     async def begin_async(self) -> AsyncIterator[AsyncConnection]:
@@ -99,6 +143,7 @@ class Engines:
             made = create_async_engine(
                 target.url,
                 connect_args=creator(target) if pg else target.connect_args,
+                pool_timeout=self._patience(alone),
                 **self._isolation(alone),
                 **self._pool,
             )
@@ -114,12 +159,20 @@ class Engines:
                 arguments = dict(target.connect_args)
                 if target.dialect == "postgresql":
                     arguments["prepare_threshold"] = None  # a pooler may stand in between
+                if alone:
+                    arguments |= self._limits(target, arguments)
                 if target.dialect == "sqlite":
                     arguments["check_same_thread"] = False
                 made = create_engine(
-                    target.url, connect_args=arguments, **self._isolation(alone), **self._pool
+                    target.url,
+                    connect_args=arguments,
+                    pool_timeout=self._patience(alone),
+                    **self._isolation(alone),
+                    **self._pool,
                 )
                 self._set_up(made, alone)
+                if alone and target.dialect == "postgresql":
+                    event.listen(made, "do_connect", self._connect)
                 self._sync[alone] = made
             return self._sync[alone]
 
@@ -147,9 +200,31 @@ class Engines:
             return {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
         return {} if self.target.dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
 
+    def _patience(self, alone: bool) -> float:
+        """What a point of a resumable request waits for is its own to limit."""
+        return min(self._seconds, PATIENCE_SECONDS) if alone else PATIENCE_SECONDS
+
+    def _limits(self, target: Target, arguments: dict[str, Any]) -> dict[str, Any]:
+        """How long a driver for threads waits by itself."""
+        if target.dialect == "mysql":
+            seconds = self._seconds
+            connect = min(arguments["connect_timeout"], seconds)
+            return {"connect_timeout": connect, "read_timeout": seconds, "write_timeout": seconds}
+        if target.dialect == "postgresql":  # in whole seconds, and zero is for ever
+            most = arguments["connect_timeout"] or math.inf
+            return {"connect_timeout": min(most, math.ceil(self._seconds))}
+        return {}
+
+    def _connect(self, dialect: Any, _: Any, args: Any, arguments: Any) -> Any:
+        """SQLAlchemy has questions of its own, before it gives a connection out."""
+        made = dialect.connect(*args, **arguments)
+        self._deadlines.on(made)
+        return made
+
     def _set_up(self, engine: Engine, alone: bool) -> None:
         if self.target.dialect == "sqlite":
-            event.listen(engine, "connect", _on_connect_sqlite)
+            patience_ms = int(self._patience(alone) * 1000)
+            event.listen(engine, "connect", partial(_on_connect_sqlite, patience_ms))
             if not alone:
                 event.listen(engine, "begin", _begin_immediate)
 
@@ -158,11 +233,11 @@ def _run(connection: Connection, flow: Flow[T]) -> T:
     return run(flow, SQLAlchemyLink(connection))
 
 
-def _on_connect_sqlite(connection: Any, _: Any) -> None:
+def _on_connect_sqlite(patience_ms: int, connection: Any, _: Any) -> None:
     connection.isolation_level = None  # we begin ourselves, and at once for real
     cursor = connection.cursor()
     for command in _PRAGMAS:
-        cursor.execute(command)
+        cursor.execute(command.format(patience_ms=patience_ms))
     cursor.close()
 
 

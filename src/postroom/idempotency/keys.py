@@ -77,15 +77,18 @@ class Keys:
         scope: Callable[[Any], Any],
         policies: Policies | Mapping[str, Policy] | None = None,
         connections: int = 10,
+        timeout_seconds: float = 10.0,
     ) -> None:
         if not callable(scope):
             raise ConfigurationError(
                 "scope must be a function that says whose key it is, such as "
                 "lambda request: request.user.id; for a single client use SHARED."
             )
+        if not timeout_seconds > 0:
+            raise ConfigurationError("timeout_seconds of Keys must be above zero.")
         from postroom.idempotency.engines import Engines
 
-        self.engines = Engines(database, connections=connections)
+        self.engines = Engines(database, connections=connections, timeout_seconds=timeout_seconds)
         self.scope = scope
         self.policies = checked_policies(policies)
         if scope is AT_CLAIM and self.policies.has_external:

@@ -1,0 +1,125 @@
+"""A database that takes whatever it is asked and answers nothing."""
+
+import asyncio
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from postroom.databases import migrate
+from postroom.errors import ConfigurationError
+from postroom.idempotency import SHARED, Keys, Policy
+from postroom.idempotency.asgi import IdempotencyMiddleware as Asgi
+from postroom.idempotency.wsgi import IdempotencyMiddleware as Wsgi
+from servers import MariaDBServer, PostgresServer
+
+LONGEST_SECONDS = 20  # two tries of a second each, and a busy machine
+POLICIES = {
+    "POST /refused": Policy(),
+    "POST /run": Policy(on_unreachable="run"),
+    "POST /late": Policy(),
+}
+Post = Callable[[str, str], Awaitable[httpx.Response]]
+
+
+class Shop:
+    """Carries requests out, and those to /late when the database has gone silent."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.silent = threading.Event()
+        self.done: Counter[str] = Counter()
+
+    def work(self, path: str, key: str) -> None:
+        if path == "/late":
+            self.begun.release()
+            assert self.silent.wait(60)
+        self.done[key] += 1
+
+    async def asgi(self, request: Request) -> PlainTextResponse:
+        key = request.headers["idempotency-key"]
+        await asyncio.to_thread(self.work, request.url.path, key)
+        return PlainTextResponse("done")
+
+    def wsgi(self, environ: Any, start: Any) -> Any:
+        self.work(environ["PATH_INFO"], environ["HTTP_IDEMPOTENCY_KEY"])
+        start("200 OK", [("Content-Length", "4")])
+        return [b"done"]
+
+
+def by_asgi(shop: Shop, keys: Keys) -> Post:
+    routes = [Route(path.removeprefix("POST "), shop.asgi, methods=["POST"]) for path in POLICIES]
+    transport = httpx.ASGITransport(Asgi(Starlette(routes=routes), keys))
+
+    async def post(path: str, key: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return await client.post(path, headers={"Idempotency-Key": key})
+
+    return post
+
+
+def by_wsgi(shop: Shop, keys: Keys) -> Post:
+    client = httpx.Client(transport=httpx.WSGITransport(Wsgi(shop.wsgi, keys)), base_url="http://s")
+
+    async def post(path: str, key: str) -> httpx.Response:
+        headers = {"Idempotency-Key": key}
+        return await asyncio.to_thread(partial(client.post, path, headers=headers))
+
+    return post
+
+
+@pytest.mark.parametrize(
+    ("server", "scheme", "door"),
+    [
+        ("postgres", "postgresql+asyncpg", by_asgi),
+        ("postgres", "postgresql+psycopg", by_asgi),
+        ("postgres", "postgresql", by_wsgi),
+        ("mariadb", "mysql+asyncmy", by_asgi),
+        ("mariadb", "mysql+aiomysql", by_asgi),
+        ("mariadb", "mysql", by_wsgi),
+    ],
+)
+async def test_nobody_waits_for_ever(
+    server: str, scheme: str, door: Any, request: pytest.FixtureRequest
+) -> None:
+    place: PostgresServer | MariaDBServer = request.getfixturevalue(server)
+    place.require_private()
+    url = place.create_database(f"silent_{uuid.uuid4().hex[:8]}")
+    await migrate.install(url)
+    url = scheme + "://" + url.partition("://")[2]
+    keys, shop = Keys(url, scope=SHARED, policies=POLICIES, timeout_seconds=1), Shop()
+    post: Post = door(shop, keys)
+    warm = [post("/refused", f"warm {number}") for number in range(3)]
+    assert {answer.status_code for answer in await asyncio.gather(*warm)} == {200}
+    late = asyncio.ensure_future(post("/late", "late"))
+    await asyncio.to_thread(shop.begun.acquire)
+    with place.paused():
+        began = time.monotonic()
+        shop.silent.set()
+        async with asyncio.timeout(LONGEST_SECONDS * 2):
+            answers = await asyncio.gather(post("/refused", "new"), post("/run", "run"), late)
+        assert time.monotonic() - began < LONGEST_SECONDS
+    assert [answer.status_code for answer in answers] == [503, 200, 200]
+    assert int(answers[0].headers["retry-after"]) > 0
+    assert shop.done == {"run": 1, "late": 1} | {f"warm {number}": 1 for number in range(3)}
+    # It takes claims again, and what it still made of those that were given up ran nothing.
+    again = await asyncio.gather(post("/refused", "next"), post("/refused", "new"))
+    assert again[0].status_code == 200
+    assert (again[1].status_code, shop.done["new"]) in ((200, 1), (409, 0))
+    await keys.close_async()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_limit_that_nothing_keeps_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match="timeout_seconds of Keys must be above zero"):
+        Keys("sqlite:///shop.db", scope=SHARED, timeout_seconds=seconds)
