@@ -374,3 +374,22 @@ def test_an_error_of_the_function_is_not_hidden_by_a_database_that_is_away(
             stage.query("ALTER TABLE hidden RENAME TO {p}idempotency_key")
     assert caplog.text.count("key.unprotected") == 2
     keys.close()
+
+
+def test_an_event_loop_after_another(stage: Stage) -> None:
+    """As in a task of Celery's, which has one for each call; and one beside another."""
+    keys, charged = Keys(stage.url, scope=SHARED), Counter[str]()
+
+    @idempotent("charge", key="order", keys=keys)
+    async def charge(order: str) -> str:
+        charged[order] += 1
+        return f"charged {order}"
+
+    for order in ("a", "b", "a"):
+        assert asyncio.run(charge(order)) == f"charged {order}"
+    with asyncio.Runner() as one, asyncio.Runner() as other:
+        for runner, order in ((one, "c"), (other, "d"), (one, "d"), (other, "c"), (one, "e")):
+            assert runner.run(charge(order)) == f"charged {order}"
+        for runner in (one, other):
+            runner.run(keys.close_async())
+    assert charged == dict.fromkeys("abcde", 1)

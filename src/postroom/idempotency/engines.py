@@ -49,7 +49,7 @@ class Engines:
         self._seconds = timeout_seconds
         self._deadlines = Deadlines(timeout_seconds)
         self._pool: dict[str, Any] = {"pool_size": connections, "max_overflow": connections}
-        self._async: dict[bool, AsyncEngine] = {}
+        self._async: dict[asyncio.AbstractEventLoop, dict[bool, AsyncEngine]] = {}
         self._sync: dict[bool, Engine] = {}
         self._turn = Lock()
 
@@ -136,20 +136,33 @@ class Engines:
             yield connection
 
     def engine_async(self, *, alone: bool) -> AsyncEngine:
-        """`alone`: every statement commits by itself."""
-        if alone not in self._async:
-            target = self.target
-            pg = target.dialect == "postgresql"
-            made = create_async_engine(
-                target.url,
-                connect_args=creator(target) if pg else target.connect_args,
-                pool_timeout=self._patience(alone),
-                **self._isolation(alone),
-                **self._pool,
-            )
-            self._set_up(made.sync_engine, alone)
-            self._async[alone] = made
-        return self._async[alone]
+        """`alone`: every statement commits by itself. Connections belong to the event loop that
+        runs when they are made."""
+        loop = asyncio.get_running_loop()
+        with self._turn:
+            if loop not in self._async:
+                self._forget_closed()
+                self._async[loop] = {}
+            engines = self._async[loop]
+            if alone not in engines:
+                target = self.target
+                pg = target.dialect == "postgresql"
+                made = create_async_engine(
+                    target.url,
+                    connect_args=creator(target) if pg else target.connect_args,
+                    pool_timeout=self._patience(alone),
+                    **self._isolation(alone),
+                    **self._pool,
+                )
+                self._set_up(made.sync_engine, alone)
+                engines[alone] = made
+            return engines[alone]
+
+    def _forget_closed(self) -> None:
+        """A closed loop takes its connections with it: nobody can say goodbye on them."""
+        for loop in [loop for loop in self._async if loop.is_closed()]:
+            for engine in self._async.pop(loop).values():
+                engine.sync_engine.dispose(close=False)
 
     def engine(self, *, alone: bool) -> Engine:
         """The same for threads."""
@@ -177,11 +190,13 @@ class Engines:
             return self._sync[alone]
 
     async def close_async(self) -> None:
-        """Give every connection up."""
-        for engine in self._async.values():
+        """Give the connections of this event loop and of threads up; other loops have their own."""
+        with self._turn:
+            self._forget_closed()
+            engines = self._async.pop(asyncio.get_running_loop(), {})
+        for engine in engines.values():
             with suppress(Exception):
                 await engine.dispose()
-        self._async.clear()
         self.close()
 
     def close(self) -> None:

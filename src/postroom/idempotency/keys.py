@@ -122,7 +122,7 @@ class Keys:
         return Beats(self.engines)
 
     async def close_async(self) -> None:
-        """Give every connection up."""
+        """Give every connection up that this event loop has, and those of threads."""
         await self.engines.close_async()
 
     def close(self) -> None:
