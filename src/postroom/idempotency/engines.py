@@ -27,6 +27,7 @@ from postroom.databases.trouble import explain, is_conflict
 from postroom.databases.urls import Target, resolve, resolve_for_threads
 from postroom.errors import PostroomError, SchemaError
 from postroom.flow import Flow, run
+from postroom.idempotency.afterwards import Afterwards
 from postroom.idempotency.deadlines import Deadlines, shut
 
 __all__ = ["Engines"]
@@ -48,6 +49,7 @@ class Engines:
         self.target: Target = resolve(url)
         self._seconds = timeout_seconds
         self._deadlines = Deadlines(timeout_seconds)
+        self.afterwards = Afterwards(self)
         self._pool: dict[str, Any] = {"pool_size": connections, "max_overflow": connections}
         self._async: dict[asyncio.AbstractEventLoop, dict[bool, AsyncEngine]] = {}
         self._sync: dict[bool, Engine] = {}
@@ -191,6 +193,7 @@ class Engines:
 
     async def close_async(self) -> None:
         """Give the connections of this event loop and of threads up; other loops have their own."""
+        await self.afterwards.end_async()
         with self._turn:
             self._forget_closed()
             engines = self._async.pop(asyncio.get_running_loop(), {})
@@ -201,6 +204,7 @@ class Engines:
 
     def close(self) -> None:
         """Give the connections of threads up."""
+        self.afterwards.end()
         for engine in self._sync.values():
             with suppress(Exception):
                 engine.dispose()

@@ -88,7 +88,14 @@ class Call:
     argument: Any
 
 
-Steps: TypeAlias = Generator["Do | Pause | Call", Any, T]
+@dataclass(frozen=True, slots=True)
+class Afterwards:
+    """A flow for when the database answers again; nobody waits for it."""
+
+    make: Callable[[], Flow[Any]]
+
+
+Steps: TypeAlias = Generator["Do | Pause | Call | Afterwards", Any, T]
 
 
 def drive(steps: Steps[T], engines: Engines) -> T:
@@ -107,6 +114,8 @@ def drive(steps: Steps[T], engines: Engines) -> T:
             elif isinstance(step, Pause):
                 time.sleep(step.seconds)
                 answer = None
+            elif isinstance(step, Afterwards):
+                engines.afterwards.in_thread(step.make)
             else:
                 try:
                     answer = step.function(step.argument)
@@ -137,6 +146,8 @@ async def drive_async(steps: Steps[T], engines: Engines) -> T:
             elif isinstance(step, Pause):
                 await asyncio.sleep(step.seconds)
                 answer = None
+            elif isinstance(step, Afterwards):
+                engines.afterwards.in_loop(step.make)
             else:
                 try:
                     answer = step.function(step.argument)
@@ -164,7 +175,7 @@ def opening(asked: Asked) -> Steps[Verdict]:
     owner = store.new_owner()
     while True:
         failpoints.hit("key.claim.before")
-        verdict: Verdict = yield from _again(lambda: _claim(asked, owner))
+        verdict: Verdict = yield from _claimed(asked, owner)
         failpoints.hit("key.claim.after")
         if isinstance(verdict, Running) and waited < (policy.wait_seconds or 0):
             pause = min(pause, (policy.wait_seconds or 0) - waited, LONGEST_PAUSE_SECONDS)
@@ -182,6 +193,24 @@ def opening(asked: Asked) -> Steps[Verdict]:
                 if found:
                     continue
         return verdict
+
+
+def _claimed(asked: Asked, owner: str) -> Steps[Verdict]:
+    """Claim it; a claim that was asked for in vain is undone when the database answers again."""
+    policy, sent = asked.policy, False
+
+    def claim() -> Flow[Verdict]:
+        nonlocal sent
+        sent = True  # on a connection: what cannot be opened has taken nothing
+        return (yield from _claim(asked, owner))
+
+    try:
+        return (yield from _again(claim))
+    except Unreachable:
+        # What runs without its key, and what has points behind it, is better held than free.
+        if sent and policy.mode == "external" and policy.on_unreachable == "refuse":
+            yield Afterwards(lambda: store.give_back(asked.name, owner))
+        raise
 
 
 def _again(make: Callable[[], Flow[T]]) -> Steps[T]:

@@ -29,6 +29,7 @@ __all__ = [
     "doubt",
     "fail",
     "finish",
+    "give_back",
     "look",
     "orphans",
     "patiently",
@@ -131,6 +132,14 @@ def doubt(mine: Claim, error: str) -> Flow[bool]:
     """Whether anything was done is not known."""
     values = _of(mine) | {"error": error[:ERROR_CHARACTERS]}
     return bool((yield Statement(ROOM, "doubt", values)))
+
+
+def give_back(name: Name, owner: str) -> Flow[bool]:
+    """Undo a claim that nobody carries out, if it was made at all."""
+    record = yield from look(name)
+    if record is None or (record.owner, record.status) != (owner, "pending"):
+        return False
+    return (yield from fail(Claim(name, owner, record.epoch), "given up", keep_seconds=0))
 
 
 def beat(mine: Claim, lease_seconds: float) -> Flow[bool]:
