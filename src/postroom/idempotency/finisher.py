@@ -7,7 +7,6 @@ import asyncio
 import concurrent.futures
 import contextvars
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +21,6 @@ __all__ = ["Finisher"]
 
 ORPHANS = 50
 TIDY_SECONDS = 1.0  # for what is broken off, to give its connection back
-# Among many answers that have expired and were never pruned it is a long look.
-SWEEP_SECONDS = 60
 
 
 class Finisher:
@@ -45,7 +42,6 @@ class Finisher:
         self._poll_seconds = poll_seconds
         self._at_once = at_once
         self._grace_seconds = grace_seconds
-        self._sweep_at = 0.0
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -101,15 +97,8 @@ class Finisher:
         return sum(each for each in ended if not isinstance(each, BaseException))
 
     async def _sweep(self) -> None:
-        """Tell of what others have lost, once a minute."""
-        now = time.monotonic()
-        if now < self._sweep_at:
-            return
-        lost = await self._keys.engines.ask_async(lambda: store.sweep(ORPHANS))
-        for name in lost:
+        for name in await self._keys.engines.ask_async(lambda: store.sweep(ORPHANS)):
             tell_doubt(name, "the process that had it was lost")
-        if len(lost) < ORPHANS:  # else there may be more
-            self._sweep_at = now + SWEEP_SECONDS
 
     async def _orphans(self, rows: int) -> list[tuple[Name, int, int]]:
         operations, engines = list(self._by_operation), self._keys.engines
