@@ -205,7 +205,8 @@ def _cpu_ticks(pid: int, columns: int) -> int:
     """utime and stime of a process and its children, cutime and cstime of those that ended."""
     ticks = 0
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        ticks += _cpu_ticks(int(child), 2)
+        with suppress(FileNotFoundError, ProcessLookupError):  # then it is among those that ended
+            ticks += _cpu_ticks(int(child), 2)
     numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return ticks + sum(map(int, numbers[11 : 11 + columns]))
 
