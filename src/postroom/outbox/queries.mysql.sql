@@ -289,7 +289,7 @@ SELECT ROW_COUNT();
 DELETE FROM postroom_idempotency_key
  WHERE expires_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
    AND (status = 'completed' OR (status = 'failed' AND (
-        mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL))))
+        mode <> 'resume' OR (locked_until IS NULL AND recovery_point IS NULL))))
  ORDER BY expires_at LIMIT :rows;
 SELECT ROW_COUNT();
 

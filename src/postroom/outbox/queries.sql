@@ -451,11 +451,11 @@ DELETE FROM postroom.idempotency_key WHERE (scope, operation, key) IN (
     SELECT scope, operation, key FROM postroom.idempotency_key
      WHERE expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
        AND (status = 'completed' OR (status = 'failed' AND (
-            mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL))))
+            mode <> 'resume' OR (locked_until IS NULL AND recovery_point IS NULL))))
      ORDER BY expires_at LIMIT CAST(:rows AS bigint))
    AND expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
    AND (status = 'completed' OR (status = 'failed' AND (
-        mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL))))
+        mode <> 'resume' OR (locked_until IS NULL AND recovery_point IS NULL))))
 RETURNING 1)
 SELECT count(*) FROM gone
 

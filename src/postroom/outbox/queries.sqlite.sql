@@ -283,7 +283,7 @@ DELETE FROM postroom_idempotency_key WHERE (scope, operation, key) IN (
     SELECT scope, operation, key FROM postroom_idempotency_key
      WHERE expires_at < NOW_US - :keep_seconds * 1000000
        AND (status = 'completed' OR (status = 'failed' AND (
-            mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL))))
+            mode <> 'resume' OR (locked_until IS NULL AND recovery_point IS NULL))))
      ORDER BY expires_at LIMIT :rows);
 SELECT changes();
 

@@ -230,7 +230,7 @@ SELECT count(*) FROM (SELECT 1 FROM postroom.inbox i
 SELECT count(*) FROM (SELECT 1 FROM postroom.idempotency_key
  WHERE expires_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
    AND (status = 'completed' OR (status = 'failed' AND (
-        mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL))))
+        mode <> 'resume' OR (locked_until IS NULL AND recovery_point IS NULL))))
  LIMIT CAST(:most AS bigint)) a
 
 -- name: old_jobs

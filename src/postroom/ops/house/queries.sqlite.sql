@@ -167,7 +167,7 @@ SELECT COUNT(*) FROM (SELECT 1 FROM postroom_inbox i
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_idempotency_key
  WHERE expires_at < NOW_US - :keep_seconds * 1000000
    AND (status = 'completed' OR (status = 'failed' AND (
-        mode <> 'resume' OR (locked_until IS NULL AND progress IS NULL)))) LIMIT :most) a
+        mode <> 'resume' OR (locked_until IS NULL AND recovery_point IS NULL)))) LIMIT :most) a
 
 -- name: old_jobs
 SELECT COUNT(*) FROM (SELECT 1 FROM postroom_job

@@ -55,7 +55,7 @@ GRANT SELECT ON postroom_inbox_held TO {relay};
 GRANT SELECT, DELETE ON postroom_job TO {relay};
 GRANT SELECT, DELETE ON postroom_job_item TO {relay};
 GRANT SELECT, DELETE ON postroom_key_lock TO {relay};
-GRANT SELECT (scope, operation, `key`, status, mode, epoch, locked_until, expires_at),
+GRANT SELECT (scope, operation, `key`, status, mode, epoch, locked_until, recovery_point, expires_at),
     UPDATE (status, locked_until, error), DELETE
     ON postroom_idempotency_key TO {relay};
 GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom_lane TO {relay};

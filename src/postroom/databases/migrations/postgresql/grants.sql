@@ -52,7 +52,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE
 GRANT SELECT, DELETE ON postroom.dedup, postroom.inbox, postroom.job, postroom.job_item TO {relay};
 -- What a consumer still holds is not forgotten.
 GRANT SELECT ON postroom.inbox_held TO {relay};
-GRANT SELECT (scope, operation, key, status, mode, epoch, locked_until, expires_at),
+GRANT SELECT (scope, operation, key, status, mode, epoch, locked_until, recovery_point, expires_at),
       UPDATE (status, locked_until, error), DELETE ON postroom.idempotency_key
     TO {relay};
 GRANT SELECT, INSERT ON postroom.archive TO {relay};
