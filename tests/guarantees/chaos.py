@@ -226,7 +226,7 @@ def play(
             _say(f"{progress.committed():,} of {messages:,} committed, blow {number}/{len(blows)}")
         under_load += any(writer.code is None for writer in writers)
         blow()
-    assert under_load >= 0.8 * len(blows), f"{under_load} of {len(blows)} blows met load: rest more"
+    assert under_load >= 0.7 * len(blows), f"{under_load} of {len(blows)} blows met load: rest more"
     for writer in writers:
         assert writer.wait(300) == 0, writer.log
     _say("every writer is done; draining what is left")
