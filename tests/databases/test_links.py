@@ -1,5 +1,6 @@
 """Links: every kind of connection carries out the same statements and returns the same rows."""
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from sqlalchemy.orm import Session
 
 from doors import DOORS, Door, answer
 from doors_handed import HANDED_DOORS
-from postroom import failpoints
+from postroom import Outbox, failpoints
+from postroom.databases import migrate
 from postroom.databases.kinds import KINDS, find_kind, kind_of, link_of
-from postroom.databases.sqlalchemy import LeanLink, SQLAlchemyLink, manner_of
+from postroom.databases.sqlalchemy import LeanLink, SQLAlchemyLink, _is_watched, manner_of
 from postroom.errors import UnknownConnection
 from postroom.flow import Statement
 from servers import PostgresServer
@@ -195,6 +197,18 @@ def test_a_lean_link_is_seen_by_whoever_watches(
             link.execute(Statement("", "fail", {}, text="SELECT 3 FROM nowhere"))
     engine.dispose()
     assert heard or "SELECT 2" in caplog.text
+
+
+def test_a_lean_link_stays_lean_where_we_ourselves_listen(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    asyncio.run(migrate.install(url))
+    engine = create_engine(url)
+    with Session(engine) as session, session.begin():
+        Outbox().publish(session, {}, type="x.v1", topic="x")
+    with engine.connect() as connection:
+        assert connection.dialect.dispatch.handle_error, "publishing listens"
+        assert not _is_watched(connection)
+    engine.dispose()
 
 
 def test_a_lean_link_lets_go_of_what_is_lost(postgres: PostgresServer) -> None:

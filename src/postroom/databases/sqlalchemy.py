@@ -107,6 +107,9 @@ class SQLAlchemyLink:
             return [tuple(row) for row in result]
 
 
+OWN_LISTENER = "_postroom_hears_of_errors"  # what we count with needs no word of lean statements
+
+
 class LeanLink(SQLAlchemyLink):
     """The same for statements that are ours alone, errors included: past what SQLAlchemy keeps of
     each, which takes as long as the statement itself. Where somebody watches, nothing is passed."""
@@ -140,7 +143,7 @@ def _is_watched(connection: Connection) -> bool:
         or heard.before_cursor_execute
         or heard.after_cursor_execute
         or by_driver.do_execute
-        or by_driver.handle_error
+        or any(listener.__name__ != OWN_LISTENER for listener in by_driver.handle_error)
     )
 
 

@@ -78,7 +78,7 @@ def _listen(connection: Connection) -> None:
         event.listen(engine, "checkin", _on_checkin)
     if engine.dialect not in _dialects:
         _dialects.add(engine.dialect)
-        event.listen(engine, "handle_error", _on_error)
+        event.listen(engine, "handle_error", _postroom_hears_of_errors)
 
 
 def _on_commit(connection: Connection) -> None:
@@ -118,7 +118,7 @@ def _on_checkin(dbapi_connection: Any, record: Any) -> None:
         _tell(count)
 
 
-def _on_error(context: ExceptionContext) -> None:
+def _postroom_hears_of_errors(context: ExceptionContext) -> None:
     # Of the statement before it, too: whatever was not certain by now has failed.
     if context.connection is not None and (count := _counts.get(context.connection)) is not None:
         count.committing, count.expected = 0, False
