@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,15 @@ def test_a_lean_link_is_seen_by_whoever_watches(
             link.execute(Statement("", "fail", {}, text="SELECT 3 FROM nowhere"))
     engine.dispose()
     assert heard or "SELECT 2" in caplog.text
+
+
+def test_a_listener_without_a_name_is_heard_of() -> None:
+    engine, heard = create_engine("sqlite://"), list[Any]()
+    event.listen(engine, "handle_error", partial(heard.append))
+    with engine.connect() as connection, pytest.raises(Exception, match="no such table"):
+        LeanLink(connection).execute(Statement("", "fail", {}, text="SELECT 1 FROM nowhere"))
+    engine.dispose()
+    assert len(heard) == 1
 
 
 def test_a_lean_link_stays_lean_where_we_ourselves_listen(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def _is_watched(connection: Connection) -> bool:
         or heard.before_cursor_execute
         or heard.after_cursor_execute
         or by_driver.do_execute
-        or any(listener.__name__ != OWN_LISTENER for listener in by_driver.handle_error)
+        or any(getattr(each, "__name__", "") != OWN_LISTENER for each in by_driver.handle_error)
     )
 
 
