@@ -44,7 +44,7 @@ guarantees: $(TOOLS) ## Kill and simulate relays at every point, at full size
 	scripts/install-kafka
 	POSTROOM_GUARANTEES=big POSTROOM_SWEEP=full $(BIN)/python -m pytest -s tests/guarantees \
 		tests/outbox/test_payloads.py tests/idempotency/test_races.py tests/inbox/test_crowds.py \
-		tests/brokers/test_nats_lost_answers.py \
+		tests/idempotency/test_killed_holders.py tests/brokers/test_nats_lost_answers.py \
 		tests/gateway/test_gateway_kills.py tests/simulation tests/test_bench.py
 
 bench: $(TOOLS) ## Measure against peers and the servers alone; writes docs/performance.md

@@ -101,7 +101,7 @@ class RelaySettings:
         return _address(self.http)
 
     def _require_room_for_a_send(self) -> None:
-        # A lease is renewed after a third of it; a send begun just before must end within the rest.
+        # A lease is renewed long before this; a send begun just before must end within the rest.
         if not self.send_timeout_seconds + 1 < self.lease_seconds * 2 / 3:
             raise ConfigurationError(
                 f"send_timeout_seconds ({self.send_timeout_seconds:g}) + 1 must be below 2/3 of "

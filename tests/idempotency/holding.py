@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 
 from postroom.idempotency import SHARED, Finisher, Keys, Policy, idempotent, resumable
 
-POLL_SECONDS = 0.1
 WORK = text("INSERT INTO thing VALUES ('a')")
 
 
@@ -57,7 +56,7 @@ async def main(url: str, role: str, lease_seconds: float) -> None:
         await ride("k", 1)
     else:
         print("held", flush=True)
-        await Finisher(ride, poll_seconds=POLL_SECONDS).run()
+        await Finisher(ride).run()
 
 
 if __name__ == "__main__":

@@ -32,18 +32,14 @@ from postroom.outbox.rules import (
     Bury,
     Down,
     Hold,
-    LaneSeen,
     Leftover,
     Settled,
     Verdict,
     add_history,
     after_a_look,
-    division,
-    fair_share,
     fence_number,
     learnt,
     may_be_sent,
-    next_end_seconds,
     segments,
     verdict,
     waves,
@@ -126,60 +122,6 @@ def test_segments_lose_nothing_and_keep_the_order(
 
 
 # ── Lanes and their owners ─────────────────────────────────────────────────────────────────────
-
-
-@given(st.sets(st.uuids().map(str), min_size=1, max_size=LANES + 4))
-def test_shares_are_fair_and_use_every_lane_once(workers: set[str]) -> None:
-    shares = [fair_share(sorted(workers), me) for me in workers]
-    assert sum(shares) == LANES
-    assert max(shares) - min(shares) <= 1
-
-
-def test_a_worker_not_registered_yet_counts_itself() -> None:
-    assert fair_share([], "me") == LANES
-    assert fair_share(["other"], "me") == LANES // 2
-
-
-WORKERS = ("ada", "bob", "cyd", "dan")
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.none() | st.sampled_from(WORKERS), st.booleans(), st.integers(-(10**7), 10**7)
-        ),
-        min_size=LANES,
-        max_size=LANES,
-    ),
-    st.sets(st.sampled_from(WORKERS)),
-)
-def test_lanes_are_taken_that_nobody_works_and_no_others(
-    found: list[tuple[str | None, bool, int]], seen: set[str]
-) -> None:
-    lanes = [
-        LaneSeen(lane, owner, int(paused), left_us)
-        for lane, (owner, paused, left_us) in enumerate(found)
-    ]
-    holders = {each.owner for each in lanes if each.owner and not each.is_free}
-    free = {each.lane for each in lanes if each.is_free and not each.paused}
-    for me in sorted(seen | holders):
-        mine = [each.lane for each in lanes if each.owner == me and not each.is_free]
-        given_up, wanted = division(lanes, sorted(seen), me, working=mine, owned=mine)
-        share = fair_share(sorted(seen | holders), me)
-        assert len(mine) - len(given_up) == min(len(mine), share)
-        assert not (given_up and wanted)
-        assert set(wanted) <= free
-        assert len(wanted) == min(len(free), max(share - len(mine), 0))
-        ends = [each.left_us for each in lanes if each.owner not in (None, me)]
-        later = [left_us / 1e6 for left_us in ends if left_us is not None and left_us >= 0]
-        assert next_end_seconds(lanes, me) == min(later, default=None)
-
-
-def test_what_is_left_from_before_a_reconnect_is_ones_own() -> None:
-    lanes = [
-        LaneSeen(lane, "ada" if lane < 2 else None, 0, 5 if lane < 2 else None) for lane in range(3)
-    ]
-    assert division(lanes, [], "ada", working=[0], owned=[0]) == ([], [1, 2])
 
 
 @given(st.integers(0, LANES - 1), st.integers(0, 2**40), st.integers(0, LANES - 1))

@@ -16,6 +16,7 @@ from postroom.idempotency import store
 from postroom.idempotency.exchange import tell_doubt
 from postroom.idempotency.resume import Resumable, ResumableInThreads
 from postroom.idempotency.rules import Name
+from postroom.leasing import leased
 
 __all__ = ["Finisher"]
 
@@ -39,7 +40,9 @@ class Finisher:
         self._keys = resumables[0].keys
         if any(each.keys is not self._keys for each in resumables):
             raise ConfigurationError("a Finisher looks into one Keys: run one for each.")
-        self._poll_seconds = poll_seconds
+        shortest = min(each.policy.lease_seconds for each in resumables)
+        rest = shortest - leased(shortest)  # in which a run that was lost is to be gone on with
+        self._poll_seconds = min(poll_seconds, rest / 2)
         self._at_once = at_once
         self._grace_seconds = grace_seconds
         self._stopping = asyncio.Event()

@@ -19,6 +19,7 @@ from postroom.idempotency.rules import (
     judge,
     owned,
 )
+from postroom.leasing import lease_us
 
 __all__ = [
     "ROOM",
@@ -65,7 +66,7 @@ def claim(
         "fingerprint": fingerprint,
         "mode": MODES[mode],
         "owner": token,
-        "lease_us": None if lease_seconds is None else int(lease_seconds * 1e6),
+        "lease_us": None if lease_seconds is None else lease_us(lease_seconds),
         "keep_us": int(keep_seconds * 1e6),
         "request": request,
     }
@@ -144,7 +145,7 @@ def give_back(name: Name, owner: str) -> Flow[bool]:
 
 def beat(mine: Claim, lease_seconds: float) -> Flow[bool]:
     """Keep the lease for a while longer; False: it is lost."""
-    values = _of(mine) | {"lease_us": int(lease_seconds * 1e6)}
+    values = _of(mine) | {"lease_us": lease_us(lease_seconds)}
     return bool((yield Statement(ROOM, "beat", values)))
 
 
@@ -153,7 +154,7 @@ def advance(mine: Claim, point: str, progress: str, lease_seconds: float) -> Flo
     values = _of(mine) | {
         "recovery_point": point,
         "progress": progress,
-        "lease_us": int(lease_seconds * 1e6),
+        "lease_us": lease_us(lease_seconds),
     }
     return bool((yield Statement(ROOM, "advance", values)))
 
@@ -190,7 +191,7 @@ def adopt(name: Name, epoch: int, *, lease_seconds: float) -> Flow[tuple[Claim, 
         **name._asdict(),
         "epoch": epoch,
         "owner": owner,
-        "lease_us": int(lease_seconds * 1e6),
+        "lease_us": lease_us(lease_seconds),
     }
     if not (yield Statement(ROOM, "adopt", values)):
         return None

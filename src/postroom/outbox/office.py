@@ -21,7 +21,8 @@ from postroom.messages import LANES, Message
 from postroom.outbox import wake
 from postroom.outbox.lane import Lane, LaneLost
 from postroom.outbox.pruning import prune
-from postroom.outbox.rules import Horizon, LaneSeen, Leftover, division, next_end_seconds
+from postroom.outbox.rules import Horizon, Leftover
+from postroom.outbox.shares import LaneSeen, Shares
 from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
 from postroom.outbox.together import Budget, Gate, Pulse, Together
 from postroom.outbox.watch import Watch
@@ -35,7 +36,6 @@ __all__ = ["Office"]
 
 SCHEMA_VERSION = 5
 KIND = "relay"
-SOON_SECONDS = 0.01
 
 
 class Office:
@@ -68,7 +68,8 @@ class Office:
         self._settles = Together(self._serve_settles)
         self._lanes: dict[int, tuple[Lane, asyncio.Task[None]]] = {}
         self._batch = int(time.time() * 1000) << 20
-        self._rest_seconds = min(1.0, settings.lease_seconds / 4)
+        self._shares = Shares(relay.owner, settings.lease_seconds)
+        self.lease_seconds = self._shares.lease_seconds
         self._looked_at = 0.0
         self._turn = 0
         self._renewed_at = 0.0
@@ -89,7 +90,7 @@ class Office:
         await self._set_clock()
 
     async def _connect(self) -> WorkerLink:
-        return await self.relay.database.connect(idle_seconds=self.settings.lease_seconds / 3)
+        return await self.relay.database.connect(idle_seconds=self.lease_seconds / 3)
 
     async def _check_schema(self) -> None:
         found, oldest = [
@@ -177,8 +178,8 @@ class Office:
         if self._store.archive:  # it may be the only relay there is: who else makes room for today?
             await self._control.query(ROOM, "archive_days")
         lanes, begun = list(range(LANES)), time.monotonic()
-        fences = await self._store.take_lanes(self._control, lanes, self.settings.lease_seconds)
-        ends = begun + self.settings.lease_seconds
+        fences = await self._store.take_lanes(self._control, lanes, self.lease_seconds)
+        ends = begun + self.lease_seconds
         while await self._store.promote(self._control, fences, self.batch_rows):
             pass
         for fence in fences:
@@ -189,11 +190,11 @@ class Office:
                 self._stop_lanes()
             await asyncio.wait(
                 tasks,
-                timeout=min(0.5, self.settings.lease_seconds / 4),
+                timeout=min(0.5, self.lease_seconds / 4),
                 return_when=FIRST_COMPLETED,
             )
             self._reap()
-            if time.monotonic() - begun > self.settings.lease_seconds / 4:
+            if time.monotonic() - begun > self.lease_seconds / 5:
                 begun = time.monotonic()
                 await self._renew()
         await self._release(fences)
@@ -203,15 +204,15 @@ class Office:
         """Stay registered, keep the leases, and keep to a fair share."""
         while not stopping.is_set():
             self.relay.vitals.beat("keep lanes")
-            if time.monotonic() - self._renewed_at > self.settings.lease_seconds / 4:
+            if time.monotonic() - self._renewed_at > self.lease_seconds / 5:
                 await self._set_clock()
                 await self._renew()
             await self._beat()
-            ends_in_seconds = await self._share()
+            again_seconds = await self._share()
             await self._notice()
             self._reap()
             self.lived = True
-            await pause(stopping, min(self._rest_seconds, ends_in_seconds + SOON_SECONDS))
+            await pause(stopping, again_seconds)
 
     async def _beat(self) -> None:
         """Say that this relay lives, and what it does: one small row, about once a second."""
@@ -232,7 +233,7 @@ class Office:
             ROOM,
             "lanes_renew",
             owner=self.owner,
-            lease_us=int(self.settings.lease_seconds * 1e6),
+            lease_us=int(self.lease_seconds * 1e6),
         )
         self._renewed_at = begun
         ours = {lane: epoch for lane, epoch, _ in rows}
@@ -240,7 +241,7 @@ class Office:
             if task.done():
                 continue  # given back already, and not reaped yet
             if ours.get(number) == lane.fence.epoch:
-                lane.lease_ends = begun + self.settings.lease_seconds
+                lane.lease_ends = begun + self.lease_seconds
             elif not lane.over:
                 await self._drop(number, "another relay took it over")
         # Left from before a reconnect: renewed for ever and worked by nobody, unless given back.
@@ -249,22 +250,22 @@ class Office:
             await self._release(stray)
 
     async def _share(self) -> float:
-        """Keep to a fair share of the lanes; returns the seconds until the next lease of somebody
-        else is over."""
-        rows = await self._control.query(ROOM, "lanes_state")
-        lanes = [LaneSeen(*row) for row in rows]
-        # Whoever has no lane lives if it was seen just now: lanes that wait for the dead wait long.
-        seen_us = int(2 * self._rest_seconds * 1e6)
+        """Keep to a fair share of the lanes; returns the seconds until the next look."""
+        lanes = [LaneSeen(*row) for row in await self._control.query(ROOM, "lanes_state")]
+        seen_us = int(self._shares.seen_seconds * 1e6)
         seen = await self._control.query(ROOM, "workers_live", kind=KIND, within_us=seen_us)
-        working = [number for number, (lane, _) in self._lanes.items() if not lane.stopping]
-        live = [who for (who,) in seen]
-        surplus, wanted = division(lanes, live, self.owner, working=working, owned=self._lanes)
-        for number in surplus:
+        look = self._shares.look(
+            lanes,
+            [who for (who,) in seen],
+            working=[number for number, (lane, _) in self._lanes.items() if not lane.stopping],
+            owned=self._lanes,
+            now=time.monotonic(),
+        )
+        for number in look.give_up:
             self._lanes[number][0].stop()
-        if wanted:
-            await self._take(wanted)
-        ends = next_end_seconds(lanes, self.owner)
-        return self.settings.lease_seconds if ends is None else ends
+        if look.take:
+            await self._take(look.take)
+        return look.again_seconds
 
     async def _notice(self) -> None:
         """An operator may have paused a lane, or put a redriven message where there was none."""
@@ -277,10 +278,10 @@ class Office:
 
     async def _take(self, lanes: Sequence[int]) -> None:
         begun = time.monotonic()
-        fences = await self._store.take_lanes(self._control, lanes, self.settings.lease_seconds)
+        fences = await self._store.take_lanes(self._control, lanes, self.lease_seconds)
         for fence in fences:
             self.horizon.forget(fence.lane)
-            lane = Lane(self, fence, begun + self.settings.lease_seconds)
+            lane = Lane(self, fence, begun + self.lease_seconds)
             self._lanes[fence.lane] = (lane, asyncio.create_task(self._run_lane(lane)))
             signals.emit(
                 "lane.acquired", lane=fence.lane, epoch=fence.epoch, incarnation=self.owner
@@ -345,9 +346,9 @@ class Office:
         give_up_at = time.monotonic() + self.settings.grace_seconds
         while self._lanes and time.monotonic() < give_up_at:
             tasks = [task for _, task in self._lanes.values()]
-            await asyncio.wait(tasks, timeout=min(0.5, self.settings.lease_seconds / 4))
+            await asyncio.wait(tasks, timeout=min(0.5, self.lease_seconds / 4))
             self._reap()
-            if time.monotonic() - self._renewed_at > self.settings.lease_seconds / 4:
+            if time.monotonic() - self._renewed_at > self.lease_seconds / 5:
                 await self._renew()
         if self._lanes:
             signals.emit("relay.unsettled", incarnation=self.owner, lanes=sorted(self._lanes))

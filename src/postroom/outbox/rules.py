@@ -13,9 +13,9 @@ somebody who was asked: `may_be_sent` and `after_a_look` say what an answer is w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from postroom.brokers.base import (
     BEHIND,
@@ -46,7 +46,6 @@ __all__ = [
     "Down",
     "Hold",
     "Horizon",
-    "LaneSeen",
     "Leftover",
     "Segment",
     "Settled",
@@ -54,13 +53,10 @@ __all__ = [
     "Verdict",
     "add_history",
     "after_a_look",
-    "division",
-    "fair_share",
     "fence_number",
     "in_doubt",
     "learnt",
     "may_be_sent",
-    "next_end_seconds",
     "segments",
     "storable",
     "suspected",
@@ -285,53 +281,6 @@ class Horizon:
 def fence_number(lane: int, epoch: int) -> int:
     """Lane and epoch as one number, as the queries compare it."""
     return epoch * LANES + lane
-
-
-def fair_share(workers: Sequence[str], me: str) -> int:
-    """How many lanes this worker may own, given all that live (itself too)."""
-    everyone = sorted({*workers, me})
-    share, rest = divmod(LANES, len(everyone))
-    return share + (1 if everyone.index(me) < rest else 0)
-
-
-class LaneSeen(NamedTuple):
-    """A lane as the database has it; `left_us` until its lease is over, if it has an owner."""
-
-    lane: int
-    owner: str | None
-    paused: int
-    left_us: int | None
-
-    @property
-    def is_free(self) -> bool:
-        return self.owner is None or self.left_us is None or self.left_us < 0
-
-
-def division(
-    lanes: Sequence[LaneSeen],
-    live: Sequence[str],
-    me: str,
-    *,
-    working: Sequence[int],
-    owned: Collection[int],
-) -> tuple[Sequence[int], Sequence[int]]:
-    """The lanes that a worker gives up and those that it takes, to have its fair share. It works
-    some of those it owns. Whoever has a lease lives, and so do those who were seen just now."""
-    holders = [each.owner for each in lanes if each.owner is not None and not each.is_free]
-    share = fair_share([*holders, *live], me)
-    free = [
-        each.lane
-        for each in lanes
-        if each.lane not in owned
-        and (not each.paused if each.is_free else each.owner == me)  # left from a reconnect
-    ]
-    return working[share:], free[: max(share - len(working), 0)]
-
-
-def next_end_seconds(lanes: Sequence[LaneSeen], me: str) -> float | None:
-    """The seconds until the next lease of another worker is over; None: nobody else has one."""
-    others = [each.left_us for each in lanes if each.owner != me and not each.is_free]
-    return min([left_us / 1e6 for left_us in others if left_us is not None], default=None)
 
 
 # ── Worker died: who is to blame? ──────────────────────────────────────────────────────────────
