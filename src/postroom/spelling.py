@@ -7,16 +7,22 @@ and `1E+2` are the same number, and `-0` is `0`.
 from __future__ import annotations
 
 import json
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from typing import Any
 
-__all__ = ["spelled"]
+__all__ = ["LONGEST_WHOLE", "spelled"]
 
-LONGEST_NUMBER = 4000  # digits; beyond it a number stays as mantissa and exponent
+# Digits of a number that is spelled as a whole one; above it mantissa and exponent, so that a few
+# letters (1e4000) never stand for many.
+LONGEST_WHOLE = 40
+_FIRST_LONG = 10**LONGEST_WHOLE
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
 def spelled(value: Any) -> str:
     """As `json.dumps` would, with every number in one spelling; ValueError for what is no JSON."""
+    if isinstance(value, int) and not -_FIRST_LONG < value < _FIRST_LONG:
+        return _number(Decimal(value))
     if value is None or isinstance(value, str | bool | int):
         return json.dumps(value)
     if isinstance(value, dict):
@@ -30,16 +36,11 @@ def spelled(value: Any) -> str:
 
 
 def _number(value: Decimal) -> str:
-    # Not normalize(), which rounds to the context's digits.
-    negative, digits, exponent = value.as_tuple()
-    if not isinstance(exponent, int):
+    if not value.is_finite():
         raise ValueError("numbers in JSON are finite")
-    text = "".join(map(str, digits)).lstrip("0")
-    stripped = text.rstrip("0")
-    exponent += len(text) - len(stripped)
-    if not stripped:
+    if not value:
         return "0"
-    sign = "-" if negative else ""
-    if 0 <= exponent <= LONGEST_NUMBER:  # a whole number, spelled as one
-        return f"{sign}{stripped}{'0' * exponent}"
-    return f"{sign}{stripped}e{exponent}"
+    exact = _EXACT.normalize(value)  # without the zeros behind its last digit, and not rounded
+    if exact.adjusted() < LONGEST_WHOLE and exact == exact.to_integral_value():
+        return str(int(exact))
+    return str(exact)

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import parse_qsl
 
-from postroom.spelling import spelled
+from postroom.spelling import LONGEST_WHOLE, spelled
 
 __all__ = ["HASH_VERSION", "canonical_json", "fingerprint"]
 
@@ -51,7 +51,7 @@ def canonical_json(body: bytes) -> bytes | None:
         document = _reader.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
         try:
             return _writer.encode(document).encode()
-        except TypeError:  # it holds fractions
+        except TypeError:  # it holds fractions, or long numbers
             return spelled(document).encode()
     except (ValueError, RecursionError, ArithmeticError):
         return None
@@ -68,5 +68,11 @@ def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-_reader = json.JSONDecoder(object_pairs_hook=_members, parse_float=Decimal, parse_constant=_refuse)
+def _whole(text: str) -> int | Decimal:
+    return int(text) if len(text) <= LONGEST_WHOLE else Decimal(text)
+
+
+_reader = json.JSONDecoder(
+    object_pairs_hook=_members, parse_int=_whole, parse_float=Decimal, parse_constant=_refuse
+)
 _writer = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
