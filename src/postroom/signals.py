@@ -109,6 +109,7 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "key.lost": (logging.WARNING, "operation, idempotency_key, epoch"),
     "key.indeterminate": (logging.ERROR, "operation, idempotency_key, error"),
     "key.unprotected": (logging.ERROR, "operation, error"),
+    "key.unreturned": (logging.WARNING, "operation, idempotency_key"),
     "key.unverified": (logging.WARNING, "operation, error"),
     "key.resumed": (logging.INFO, "operation, idempotency_key, attempts"),
     "key.worker_failed": (logging.ERROR, "error, retry_in_seconds"),

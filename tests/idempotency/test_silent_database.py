@@ -6,6 +6,8 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any
 
@@ -16,14 +18,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from helpers import eventually_async
+from helpers import eventually, eventually_async
 from postroom.databases import migrate
 from postroom.errors import ConfigurationError
-from postroom.idempotency import SHARED, Keys, Policy
+from postroom.idempotency import SHARED, Keys, Name, Policy, afterwards
 from postroom.idempotency.asgi import IdempotencyMiddleware as Asgi
 from postroom.idempotency.wsgi import IdempotencyMiddleware as Wsgi
 from servers import MariaDBServer, PostgresServer
+from stages import Stage
 
+CROWD = 20
+SERVERS = {"postgres": "postgresql", "mariadb": "mariadb"}
 LONGEST_SECONDS = 20  # two tries of a second each, and a busy machine
 POLICIES = {
     "POST /refused": Policy(),
@@ -126,6 +131,75 @@ async def test_nobody_waits_for_ever(
     assert (await post("/late", "late")).status_code in (200, 409)
     assert shop.done["late"] == 1
     await keys.close_async()
+
+
+def workers() -> int:
+    """The threads and tasks of ours that look for claims that were given up."""
+    tasks = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+    names = [thread.name for thread in threading.enumerate()]
+    return names.count("postroom-afterwards") + tasks.count("Afterwards._run_async")
+
+
+async def connect(keys: Keys, door: Any) -> None:
+    """Have as many connections as there will be requests."""
+    if door is by_asgi:
+        async with AsyncExitStack() as opened:
+            for _ in range(CROWD):
+                engine = keys.engines.engine_async(alone=True)
+                await opened.enter_async_context(engine.connect())
+        return
+    with ExitStack() as held:
+        for _ in range(CROWD):
+            held.enter_context(keys.engines.engine(alone=True).connect())
+
+
+@pytest.mark.parametrize(
+    ("server", "scheme", "door"),
+    [
+        ("postgres", "postgresql+psycopg", by_asgi),  # asyncpg would ask for a plan, and no more
+        ("postgres", "postgresql", by_wsgi),
+        ("mariadb", "mysql+asyncmy", by_asgi),
+        ("mariadb", "mysql", by_wsgi),
+    ],
+)
+async def test_one_looks_for_all_that_was_given_up(
+    server: str, scheme: str, door: Any, request: pytest.FixtureRequest
+) -> None:
+    place: PostgresServer | MariaDBServer = request.getfixturevalue(server)
+    place.require_private()
+    stage = Stage(SERVERS[server], place.create_database(f"silent_{uuid.uuid4().hex[:8]}"))
+    await migrate.install(stage.url)
+    url = scheme + "://" + stage.url.partition("://")[2]
+    keys, shop = Keys(url, scope=SHARED, connections=CROWD, timeout_seconds=1), Shop()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * CROWD))
+    post: Post = door(shop, keys)
+    await connect(keys, door)
+    names = [f"k{number}" for number in range(CROWD)]
+    with place.paused():
+        answers = await asyncio.gather(*(post("/refused", name) for name in names))
+        assert {answer.status_code for answer in answers} == {503}
+        assert workers() == 1
+    await eventually_async(lambda: not workers(), 60)
+    # They were made after all, and undone.
+    left = stage.query("SELECT status, count(*) FROM {p}idempotency_key GROUP BY status")
+    assert left == [("failed", CROWD)]
+    assert [await answered(post, "/refused", name) for name in names] == [True] * CROWD
+    assert shop.done == dict.fromkeys(names, 1)
+    stage.connection.close()
+    await keys.close_async()
+
+
+def test_of_too_many_the_oldest_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(afterwards, "MOST_CLAIMS", 2)
+    keys = Keys("postgresql://127.0.0.1:1/nobody", scope=SHARED)
+    for number in range(3):
+        keys.engines.afterwards.in_thread(Name("ada", "POST /orders", f"k{number}"), "owner")
+    told = [each.getMessage() for each in caplog.records if "key.unreturned" in each.getMessage()]
+    assert told == ["key.unreturned operation=POST /orders idempotency_key=k0"]
+    keys.close()
+    eventually(lambda: "postroom-afterwards" not in [t.name for t in threading.enumerate()])
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])

@@ -90,9 +90,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Afterwards:
-    """A flow for when the database answers again; nobody waits for it."""
+    """A claim to give back when the database answers again; nobody waits for it."""
 
-    make: Callable[[], Flow[Any]]
+    name: Name
+    owner: str
 
 
 Steps: TypeAlias = Generator["Do | Pause | Call | Afterwards", Any, T]
@@ -115,7 +116,7 @@ def drive(steps: Steps[T], engines: Engines) -> T:
                 time.sleep(step.seconds)
                 answer = None
             elif isinstance(step, Afterwards):
-                engines.afterwards.in_thread(step.make)
+                engines.afterwards.in_thread(step.name, step.owner)
             else:
                 try:
                     answer = step.function(step.argument)
@@ -147,7 +148,7 @@ async def drive_async(steps: Steps[T], engines: Engines) -> T:
                 await asyncio.sleep(step.seconds)
                 answer = None
             elif isinstance(step, Afterwards):
-                engines.afterwards.in_loop(step.make)
+                engines.afterwards.in_loop(step.name, step.owner)
             else:
                 try:
                     answer = step.function(step.argument)
@@ -209,7 +210,7 @@ def _claimed(asked: Asked, owner: str) -> Steps[Verdict]:
     except Unreachable:
         # What runs without its key, and what has points behind it, is better held than free.
         if sent and policy.mode == "external" and policy.on_unreachable == "refuse":
-            yield Afterwards(lambda: store.give_back(asked.name, owner))
+            yield Afterwards(asked.name, owner)
         raise
 
 
