@@ -165,6 +165,23 @@ def test_verify_ends_a_doubt(place: Place) -> None:
     assert service.charged["b"] == 2
 
 
+def test_a_verify_that_says_something_else_leaves_the_doubt(place: Place) -> None:
+    parts: list[tuple[Any, ...]] = [("200",), (200, {"a": "b"}), (200, [("a", 1)]), (200, (), "b")]
+    said = [True, {"status": 200}, *(Answer(*each) for each in parts)]
+    told: list[str] = []
+    stop = signals.listen(lambda _, fields: told.append(fields["error"]), ["key.unverified"])
+    left = iter(said)
+    service = place.open(Policy(verify=lambda name: next(left)))
+    service.post("k", do="fail")
+    for _ in said:
+        again = service.post("k", do="fail")
+        assert (again.status_code, kind(again)) == (409, "key-indeterminate")
+    assert (service.charged, place.status()) == ({"a": 1}, ["indeterminate"])
+    stop()
+    assert told[0] == "verify returned bool; it may return an Answer, NotDone or None"
+    assert len(told) == len(said)
+
+
 def test_a_lease_is_kept_while_the_work_lasts(place: Place) -> None:
     service = place.open(Policy(lease_seconds=0.6))
     with ThreadPoolExecutor(1) as thread:

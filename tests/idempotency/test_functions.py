@@ -120,6 +120,39 @@ async def test_outside_of_the_database(stage: Stage, how: str) -> None:
     await keys.close_async()
 
 
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_a_verify_that_says_something_else_leaves_the_doubt_of_a_function(
+    stage: Stage, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, runs = Keys(stage.url, scope=SHARED), 0
+
+    def work(key: str) -> None:
+        nonlocal runs
+        runs += 1
+        raise ConnectionError
+
+    async def work_async(key: str) -> None:
+        work(key)
+
+    async def verify(name: Any) -> Any:
+        return True
+
+    policy = Policy(verify=verify if how == "async" else lambda name: True)
+    decorate = idempotent("pay", key="key", keys=keys, policy=policy)
+    pay: Any = decorate(work_async if how == "async" else work)
+
+    async def ask() -> None:
+        await (pay("k") if how == "async" else asyncio.to_thread(pay, "k"))
+
+    with pytest.raises(ConnectionError):
+        await ask()
+    with pytest.raises(KeyInDoubt):
+        await ask()
+    assert (runs, stage.query("SELECT status FROM {p}idempotency_key")) == (1, [("indeterminate",)])
+    assert "key.unverified operation=pay error=verify returned bool" in caplog.text
+    await keys.close_async()
+
+
 def test_of_many_threads_one_carries_it_out(stage: Stage) -> None:
     keys = Keys(stage.url, scope=SHARED)
     runs, barrier = Counter[str](), threading.Barrier(20)

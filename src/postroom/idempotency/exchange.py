@@ -85,7 +85,7 @@ class Call:
     """Call a function of the user's, which may be async."""
 
     function: Callable[..., Any]
-    argument: Any
+    argument: Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def drive(steps: Steps[T], engines: Engines) -> T:
                 try:
                     answer = step.function(step.argument)
                 except Exception as error:
-                    _unverified(step, error)
+                    _unverified(step.argument, type(error).__name__)
                     answer = None
                 if inspect.isawaitable(answer):
                     raise ConfigurationError("verify is async, and this application is not.")
@@ -155,7 +155,7 @@ async def drive_async(steps: Steps[T], engines: Engines) -> T:
                     if inspect.isawaitable(answer):
                         answer = await answer
                 except Exception as error:
-                    _unverified(step, error)
+                    _unverified(step.argument, type(error).__name__)
                     answer = None
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
@@ -163,10 +163,9 @@ async def drive_async(steps: Steps[T], engines: Engines) -> T:
         steps.close()
 
 
-def _unverified(step: Call, error: Exception) -> None:
-    """Whoever could tell does not answer: the doubt stays."""
-    operation = getattr(step.argument, "operation", "")
-    signals.emit("key.unverified", operation=operation, error=type(error).__name__)
+def _unverified(name: Name, why: str) -> None:
+    """Whoever could tell does not answer, or not so that it helps: the doubt stays."""
+    signals.emit("key.unverified", operation=name.operation, error=why)
 
 
 def opening(asked: Asked) -> Steps[Verdict]:
@@ -244,9 +243,12 @@ def _verified(asked: Asked, doubt: Doubtful) -> Steps[Answer | bool]:
     found = yield Call(policy.verify, asked.name)
     if found is None:
         return False
-    answer = None if found is NotDone or isinstance(found, NotDone) else found
-    if answer is not None:
-        answer = for_storing(answer, policy)
+    not_done = found is NotDone or isinstance(found, NotDone)
+    said = None if not_done else _whole(found)
+    if isinstance(said, str):
+        _unverified(asked.name, said)
+        return False
+    answer = None if said is None else for_storing(said, policy)
     settled = yield Do(
         lambda: store.settle(
             asked.name,
@@ -259,6 +261,21 @@ def _verified(asked: Asked, doubt: Doubtful) -> Steps[Answer | bool]:
     if answer is None or not settled:
         return True  # claim again, and see
     return answer
+
+
+def _whole(found: Any) -> Answer | str:
+    """The answer that a function of the user's has found, or what is wrong with it."""
+    if not isinstance(found, Answer):
+        return f"verify returned {type(found).__name__}; it may return an Answer, NotDone or None"
+    try:
+        headers = tuple((name, value) for name, value in found.headers)
+    except (TypeError, ValueError):
+        return "verify returned an Answer whose headers are no pairs"
+    if not all(isinstance(text, str) for pair in headers for text in pair):
+        return "verify returned an Answer whose headers are no text"
+    if not isinstance(found.status, int) or not isinstance(found.body, bytes | bytearray):
+        return "verify returned an Answer whose status is no number, or whose body is no bytes"
+    return Answer(found.status, headers, bytes(found.body), found.absent)
 
 
 def for_storing(answer: Answer, policy: Policy) -> Answer:
