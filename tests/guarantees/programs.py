@@ -368,6 +368,12 @@ def _clerk(url: str, **options: Any) -> int:
     return clerk(url, **options)
 
 
+def _quitter(url: str, **options: Any) -> int:
+    from quitters import quitter
+
+    return quitter(url, **options)
+
+
 def _trader(url: str, **options: Any) -> int:
     from traders import trader
 
@@ -382,7 +388,8 @@ PROGRAMS: dict[str, Callable[..., int]] = {
     "consumer": _consumer,
     "bookkeeper": _bookkeeper,
     "clerk": _clerk,
+    "quitter": _quitter,
     "trader": _trader,
 }
 # What the cradle imports for the first of them, so that the others need not.
-MODULES = {"clerk": "clerks", "trader": "traders"}
+MODULES = {"clerk": "clerks", "quitter": "quitters", "trader": "traders"}

@@ -564,6 +564,13 @@ def lost_key_run_again() -> None:
     reword_keys("claim", dict.fromkeys(sql.DIALECTS, ("'resume'", "'external'")))
 
 
+def given_up_and_kept() -> None:
+    def give_back(name: Any, owner: str) -> Any:
+        return (yield from store.look(name)) is None
+
+    store.give_back = give_back
+
+
 def key_ends_with_its_client() -> None:
     from postroom.idempotency.asgi import IdempotencyMiddleware
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from postroom import signals
+from postroom import failpoints, signals
 from postroom.idempotency import store
 from postroom.idempotency.rules import Name
 
@@ -156,14 +156,18 @@ class Afterwards:
 
     def _look(self, claim: _GivenUp) -> bool:
         try:
+            failpoints.hit("key.give_back.before")
             self._engines.ask(partial(store.give_back, claim.name, claim.owner))
+            failpoints.hit("key.give_back.after")
         except Exception:
             return False
         return True
 
     async def _look_async(self, claim: _GivenUp) -> bool:
         try:
+            failpoints.hit("key.give_back.before")
             await self._engines.ask_async(partial(store.give_back, claim.name, claim.owner))
+            failpoints.hit("key.give_back.after")
         except Exception:
             return False
         return True
