@@ -189,9 +189,7 @@ class Office:
             if self.relay.stopping.is_set():
                 self._stop_lanes()
             await asyncio.wait(
-                tasks,
-                timeout=min(0.5, self.lease_seconds / 4),
-                return_when=FIRST_COMPLETED,
+                tasks, timeout=min(0.5, self.lease_seconds / 4), return_when=FIRST_COMPLETED
             )
             self._reap()
             if time.monotonic() - begun > self.lease_seconds / 5:
@@ -343,6 +341,8 @@ class Office:
     async def _hand_everything_over(self) -> None:
         """Stop reading, settle what is in flight, give the lanes back; all within the grace."""
         self._stop_lanes()
+        with contextlib.suppress(DatabaseLost):
+            await self._control.query(ROOM, "worker_stops", incarnation=self.owner)
         give_up_at = time.monotonic() + self.settings.grace_seconds
         while self._lanes and time.monotonic() < give_up_at:
             tasks = [task for _, task in self._lanes.values()]

@@ -23,6 +23,10 @@ SELECT incarnation FROM postroom.worker
    AND seen_at > clock_timestamp() - CAST(:within_us AS bigint) * interval '1 microsecond'
  ORDER BY incarnation
 
+-- name: worker_stops
+-- It works off what it has, and takes no lanes any more: nobody leaves any to it.
+UPDATE postroom.worker SET kind = 'stopping' WHERE incarnation = :incarnation
+
 -- name: worker_gone
 DELETE FROM postroom.worker WHERE incarnation = :incarnation
 

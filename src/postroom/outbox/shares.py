@@ -1,8 +1,9 @@
 """Which lanes a relay gives up and takes, look by look: rules without I/O.
 
-Promise: a lane that nobody works is taken by any relay that lives, a moment after it is seen. Up to
-its fair share a relay takes lanes at once. What is nobody's for longer it takes as well: whoever
-was to have them has died. Then it gives nothing up until the dead are out of the count.
+Promise: a lane that nobody works is taken by any relay that lives. Up to its fair share a relay
+takes lanes at once. What stays nobody's it takes as well, whatever its share: after a moment where
+a lease is over, and after two looks where a lane was given up for another, who may be slow to come.
+Then it gives nothing up until the dead are out of the count; whoever is stopping is not in it.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ class Shares:
         self._me = me
         self.lease_seconds = leased(lease_seconds)
         self.rest_seconds = min(1.0, self.lease_seconds / 4)
-        # Whoever has no lane lives if it was seen just now: lanes that wait for the dead wait long.
-        self.seen_seconds = 2 * self.rest_seconds
+        self.seen_seconds = 2 * self.rest_seconds  # who was seen within them lives
         self._soon_seconds = min(0.25, lease_seconds / 40)
         self._nobodys: dict[int, float] = {}  # since when
         self._keep_until = 0.0
@@ -70,31 +70,35 @@ class Shares:
         owned: Collection[int],
         now: float,
     ) -> Look:
-        """It works some of the lanes that it owns. Whoever has a lease lives, and so do those who
-        were seen just now."""
-        held = Counter(each.owner for each in lanes if each.owner and not each.is_free)
-        workers = {*held, *live, self._me}
-        share = fair_share(workers, self._me)
+        """It works some of the lanes that it owns; `live` were seen just now, and want lanes."""
+        live = {*live, self._me}
+        held = Counter(each.owner for each in lanes if not each.is_free)
+        lacks = [fair_share(live, who) - held[who] for who in live if who != self._me]
         free = [
-            each.lane
+            each
             for each in lanes
             if each.lane not in owned
             and (not each.paused if each.is_free else each.owner == self._me)  # from a reconnect
         ]
-        self._nobodys = {lane: self._nobodys.get(lane, now) for lane in free}
+        self._nobodys = {each.lane: self._nobodys.get(each.lane, now) for each in free}
+        share = fair_share(live, self._me)
         room = max(share - len(working), 0)
-        left = [lane for lane in free[room:] if now - self._nobodys[lane] >= 2 * self._soon_seconds]
+        lacked = any(lack > 0 for lack in lacks)
+        left = [each.lane for each in free[room:] if self._is_left(each, lacked, now)]
         if left:
             self._keep_until = now + self.seen_seconds
-        take = free[:room] + left
+        take = [each.lane for each in free[:room]] + left
         give_up = working[share:] if now >= self._keep_until else ()
-        awaited = room > len(take) and any(
-            held[each] > fair_share(workers, each) for each in held if each != self._me
-        )
-        leaving = bool(give_up) or len(owned) > len(working)
-        soon = len(take) < len(free) or awaited or leaving
+        awaited = room > len(take) and any(lack < 0 for lack in lacks)
+        soon = len(take) < len(free) or awaited
         rest = self._soon_seconds if soon else self.rest_seconds
         return Look(give_up, take, min([rest, *self._ends(lanes)]))
+
+    def _is_left(self, each: LaneSeen, lacked: bool, now: float) -> bool:
+        """Whether a lane beyond one's share has been nobody's for long enough."""
+        given_up = lacked and each.owner is None
+        patience = self.seen_seconds if given_up else 2 * self._soon_seconds
+        return now - self._nobodys[each.lane] >= patience
 
     def _ends(self, lanes: Sequence[LaneSeen]) -> list[float]:
         """The seconds until the leases of others are over."""
