@@ -81,6 +81,34 @@ async def test_no_lane_waits_for_a_relay_that_died_before_it_had_one(post: Post)
         await eventually_async(lambda: shares(post) == {alive.owner: LANES}, 60)
 
 
+async def test_lanes_stay_with_the_others_while_one_is_slow_to_stop(post: Post) -> None:
+    """It works off its last message for longer than anybody is counted who was not seen."""
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(message: Message) -> None:
+        entered.set()
+        await go_on.wait()
+
+    post.broker.subscribe(slowly)
+    how = {"lease_seconds": 15, "send_timeout_seconds": 8}
+    other = post.relay(**how)
+    async with post.relay(**how) as slow:
+        await eventually_async(lambda: shares(post) == {slow.owner: LANES}, 20)
+        await post.put(note("k", 1))
+        await eventually_async(entered.is_set)
+        async with other:
+            # The lane of that message may be among those to hand over: all the same to us.
+            await eventually_async(lambda: shares(post).get(other.owner, 0) >= LANES // 2 - 1, 20)
+            slow.stop()
+            await eventually_async(lambda: shares(post) == {slow.owner: 1, other.owner: 15}, 20)
+            released = len(post.of("lane.released"))
+            await asyncio.sleep(4)
+            assert shares(post) == {slow.owner: 1, other.owner: 15}
+            assert len(post.of("lane.released")) == released
+            go_on.set()
+            await eventually_async(lambda: shares(post) == {other.owner: LANES}, 20)
+
+
 async def test_a_zombie_writes_nothing_and_its_lane_is_drained_by_the_new_owner(
     post: Post,
 ) -> None:
