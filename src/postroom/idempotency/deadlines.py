@@ -7,7 +7,6 @@ while there is anything to watch.
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -20,8 +19,12 @@ __all__ = ["Deadlines", "shut"]
 
 def shut(connection: Any) -> None:
     """End what a connection of psycopg's has open, under whoever waits for it."""
-    with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as other_end:
-        other_end.shutdown(socket.SHUT_RDWR)
+    with suppress(Exception):
+        theirs = socket.socket(fileno=connection.fileno())  # no copy: there may be no room for one
+        try:
+            theirs.shutdown(socket.SHUT_RDWR)
+        finally:
+            theirs.detach()
 
 
 class _Ask:
