@@ -23,6 +23,7 @@ from werkzeug.wsgi import LimitedStream
 from postroom.errors import ConfigurationError, WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.borrowed import Borrowed
+from postroom.idempotency.forms import FILES, FORMS, comparable, held_by
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import Answer
@@ -112,8 +113,22 @@ def _seen(request: flask.Request, policy: Policy) -> Seen | None:
         return None
     if environ.get("wsgi.input_terminated"):  # Flask would read whatever comes
         environ["wsgi.input"] = LimitedStream(environ["wsgi.input"], limit + 1, is_max=True)
+    # A stream that somebody has asked for may be at its end; who has kept its bytes is asked first.
+    taken = "stream" in vars(request) and getattr(request, "_cached_data", None) is None
     body = request.get_data(cache=True)
-    return None if len(body) > limit else replace(seen, body=body)
+    if len(body) > limit:
+        return None
+    kind = request.content_type or "" if request.mimetype == FILES else ""
+    length = request.content_length or int(taken and "Transfer-Encoding" in request.headers)
+    form = _form(request) if request.mimetype in FORMS else b""
+    return replace(seen, body=comparable(body, form, length, kind))
+
+
+def _form(request: flask.Request) -> bytes:
+    try:
+        return held_by(request.form, request.files)
+    except HTTPException:  # too large for a form; the view may think otherwise
+        return b""
 
 
 def _answer(response: Any) -> Answer:
