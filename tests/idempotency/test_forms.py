@@ -3,6 +3,9 @@
 import io
 import json
 import sqlite3
+import sys
+import types
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +13,10 @@ from typing import Any
 import flask
 import pytest
 
+import django_doors
 from postroom.errors import WrongCall
 from postroom.idempotency import SHARED, Keys, Policy
+from postroom.idempotency import django as django_keys
 from postroom.idempotency import flask as flask_keys
 from stages import Stage, Stages
 
@@ -105,12 +110,64 @@ def with_flask(keys: Keys, policy: Policy) -> Iterator[Shop]:
     yield shop
 
 
-DOORS = {"flask": with_flask}
+@contextmanager
+def with_django(keys: Keys, policy: Policy) -> Iterator[Shop]:
+    from django.db import connections
+    from django.http import JsonResponse
+    from django.test import Client
+    from django.test.utils import override_settings
+    from django.urls import clear_url_caches, path
+
+    alias = f"forms_{uuid.uuid4().hex[:8]}"
+    here = django_doors.entry(keys.engines.url)
+    both = {"default": connections.settings["default"], alias: here}
+    connections.settings[alias] = connections.configure_settings(both)[alias]
+    look: list[Look] = []
+
+    def middleware(get_response: Any) -> Any:
+        def respond(request: Any) -> Any:
+            for each in look:
+                each(request)
+            return get_response(request)
+
+        return respond
+
+    @django_keys.idempotent(keys, policy, using=alias)
+    def pay(request: Any) -> Any:
+        shop.runs += 1
+        if not look:  # as a view may that has its own way with files
+            request.upload_handlers = list(request.upload_handlers)
+        files = {name: each.read().decode() for name, each in request.FILES.items()}
+        return JsonResponse({**request.POST.dict(), **files})
+
+    def send(body: bytes, kind: str, headers: Any, before: Any = None, method: str = "POST") -> Any:
+        look[:] = [before] if before else []
+        client = Client()
+        answer = client.generic(method, "/pay", body, content_type=kind, headers=headers)
+        return answer.status_code, answer.content.decode()
+
+    urls = types.ModuleType("form_urls")
+    urls.urlpatterns = [path("pay", pay)]  # type: ignore[attr-defined]
+    urls.look = middleware  # type: ignore[attr-defined]
+    sys.modules["form_urls"] = urls
+    clear_url_caches()
+    shop = Shop(send)
+    with override_settings(
+        ROOT_URLCONF="form_urls", ALLOWED_HOSTS=["*"], MIDDLEWARE=["form_urls.look"]
+    ):
+        yield shop
+    connections[alias].close()
+    del connections.settings[alias]
+
+
+DOORS = {"flask": with_flask, "django": with_django}
 FORM: dict[str, Look] = {
     "flask": lambda request: request.form.get("csrf_token"),
+    "django": lambda request: request.POST.get("csrfmiddlewaretoken"),
 }
 STREAM: dict[str, Look] = {
     "flask": lambda request: request.stream.read(),
+    "django": lambda request: request.read(),
 }
 
 
@@ -202,3 +259,12 @@ def test_flask_bodies_without_a_length(keys: Keys) -> None:
         assert shop.post(b"", "text/plain", before=lambda r: chunked(r, b"two"))[0] == 422
         with pytest.raises(WrongCall, match="has read the body of this request"):
             shop.post(b"", "text/plain", "j", before=taken)
+
+
+def test_django_says_whose_limit_it_is(keys: Keys) -> None:
+    with with_django(keys, Policy(required=True)) as shop:
+        status, problem = shop.post(b"a" * 3_000_000, "text/plain")
+        assert (status, problem["type"]) == (413, "urn:postroom:problem:request-too-large")
+        assert "DATA_UPLOAD_MAX_MEMORY_SIZE, which is 2621440" in problem["detail"]
+        status, problem = shop.post(b"a" * 5_000_000, "text/plain")
+        assert (status, "4194304 bytes" in problem["detail"]) == (413, True)

@@ -11,6 +11,7 @@ record, change, messages and answer are one commit.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -19,10 +20,13 @@ from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.core.exceptions import BadRequest, RequestDataTooBig
+from django.core.exceptions import BadRequest, RequestDataTooBig, SuspiciousOperation
+from django.core.files.uploadhandler import MemoryFileUploadHandler, TemporaryFileUploadHandler
 from django.core.handlers.exception import response_for_exception
 from django.db import connections, transaction
 from django.http import Http404, HttpResponse
+from django.http.multipartparser import MultiPartParserError
+from django.http.request import RawPostDataException
 from django.urls import Resolver404, resolve
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.module_loading import import_string
@@ -40,6 +44,7 @@ from postroom.idempotency.exchange import (
     may_run_without,
     opening,
 )
+from postroom.idempotency.forms import FILES, comparable, held_by
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
@@ -58,6 +63,7 @@ __all__ = ["IdempotencyMiddleware", "idempotent"]
 F = TypeVar("F", bound=Callable[..., Any])
 STATE = "postroom_idempotency"
 _DECORATED = "postroom_has_its_key"
+_THEIR_LIMIT = "DATA_UPLOAD_MAX_MEMORY_SIZE"
 
 
 def keys_of_settings() -> Keys:
@@ -329,13 +335,42 @@ def _seen(request: Any, policy: Policy) -> Seen | Answer:
     limit, length = policy.most_request_bytes, request.META.get("CONTENT_LENGTH") or ""
     if length.isdecimal() and int(length) > limit:
         return problems.too_large(limit)
+    announced = int(length) if length.isdecimal() else 0
+    request = getattr(request, "_request", request)  # Django REST framework wraps it
     try:
         body = request.body
-    except RequestDataTooBig:  # Django's own limit
-        return problems.too_large(limit)
-    if length.isdecimal() and len(body) < int(length):
+    except RequestDataTooBig:
+        return problems.too_large(settings.DATA_UPLOAD_MAX_MEMORY_SIZE, _THEIR_LIMIT)
+    except RawPostDataException:  # parsed as a form, or read by somebody
+        return replace(
+            seen, body=comparable(b"", _form(request), announced or 1, _form_type(request))
+        )
+    if len(body) < announced:
         return problems.incomplete()
-    return problems.too_large(limit) if len(body) > limit else replace(seen, body=body)
+    if len(body) > limit:
+        return problems.too_large(limit)
+    return replace(seen, body=_form(request) or body)
+
+
+def _form_type(request: Any) -> str:
+    return request.headers.get("Content-Type", "") if request.content_type == FILES else ""
+
+
+def _form(request: Any) -> bytes:
+    """What a form with files holds; others keep their bytes. It is parsed on a copy, since how
+    uploads are handled is the view's to say until somebody has parsed it."""
+    if request.content_type != FILES:
+        return b""
+    if not hasattr(request, "_post"):
+        request = copy.copy(request)
+        request.upload_handlers = [
+            MemoryFileUploadHandler(request),
+            TemporaryFileUploadHandler(request),
+        ]
+    try:
+        return held_by(request.POST, request.FILES)
+    except (BadRequest, MultiPartParserError, SuspiciousOperation):  # the view will be told so
+        return b""
 
 
 def _answer(response: Any) -> Answer:

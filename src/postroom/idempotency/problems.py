@@ -68,9 +68,13 @@ def invalid(why: str) -> Answer:
     return problem("key-invalid", f"{HEADER}: {why}.")
 
 
-def too_large(limit: int) -> Answer:
-    """The body is above the limit up to which it can be compared."""
-    return problem("request-too-large", f"The body may have {limit} bytes.")
+def too_large(limit: int, setting: str = "") -> Answer:
+    """The body is above the limit up to which it can be compared; `setting`: a limit not ours."""
+    if setting:
+        detail = f"The body is above {setting}, which is {limit} bytes."
+    else:
+        detail = f"The body may have {limit} bytes."
+    return problem("request-too-large", detail)
 
 
 def incomplete() -> Answer:
