@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import sqlite3
 import sys
 import types
 import uuid
@@ -249,6 +250,40 @@ def test_middleware_and_decorator_together(stage: Stage) -> None:
     app.wsgi_app = Wsgi(app.wsgi_app, keys)  # type: ignore[method-assign]
     with pytest.raises(Exception, match="claimed this request already"):
         _flask(app, {"Idempotency-Key": "j"})
+    keys.close()
+
+
+def test_what_only_looks_has_no_key(stage: Stage) -> None:
+    """A preflight must not be refused for want of one, nor a list be told from memory."""
+    from django.http import HttpResponse
+    from django.test import Client
+
+    keys, looked = Keys(stage.url, scope=SHARED), Counter[str]()
+
+    def look(method: str) -> str:
+        looked[method] += 1
+        return str(looked[method])
+
+    methods = ["GET", "HEAD", "OPTIONS", "TRACE"]
+    app, policy = flask.Flask(__name__), Policy(required=True)
+    view = flask_keys.idempotent(keys, lambda: sqlite3.connect(":memory:"), policy)
+    app.add_url_rule(
+        "/pay",
+        view_func=view(lambda: look(flask.request.method)),
+        methods=[*methods, "POST"],
+        provide_automatic_options=False,
+    )
+    ours = django_keys.idempotent(keys, policy)
+    with django_site(keys, pay=ours(lambda request: HttpResponse(look(request.method)))):
+        for open in (app.test_client().open, Client().generic):
+            for method in methods:
+                for headers in ({}, KEY, KEY):
+                    answer = open(path="/pay", method=method, headers=headers)
+                    assert (answer.status_code, method) == (200, method)
+                    assert "Idempotent-Replayed" not in answer.headers
+            assert open(path="/pay", method="POST").status_code == 400
+    assert looked == dict.fromkeys(methods, 6)
+    assert stage.query("SELECT count(*) FROM {p}idempotency_key") == [(0,)]
     keys.close()
 
 

@@ -47,7 +47,7 @@ from postroom.idempotency.exchange import (
 from postroom.idempotency.forms import FILES, comparable, held_by
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.leases import kept_in_loop
-from postroom.idempotency.policy import Policy
+from postroom.idempotency.policy import SAFE_METHODS, Policy
 from postroom.idempotency.rules import TRIES, Answer, Mine, Running, Verdict
 from postroom.idempotency.telling import (
     give_up,
@@ -181,10 +181,7 @@ def idempotent(
                     "a view with idempotent() has its own transaction: take it out of "
                     "ATOMIC_REQUESTS with transaction.non_atomic_requests"
                 )
-            match = request.resolver_match
-            route = f"/{match.route}" if match is not None else request.path
-            chosen = keys.policy_in(request.method, request.path_info, policy)
-            asked = _asked_by(keys, request, f"{request.method} {route}"[:255], chosen)
+            asked = _asked_in_view(keys, request, policy)
             if isinstance(asked, Answer):
                 return _response(asked)
             lent = _Atomic(using, asked)
@@ -195,6 +192,16 @@ def idempotent(
         return transaction.non_atomic_requests(using=using)(wrapper)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _asked_in_view(keys: Keys, request: Any, policy: Policy | None) -> Asked | Answer | None:
+    """The request with its key, or what is wrong with it; what only looks has none."""
+    if request.method in SAFE_METHODS:
+        return None
+    match = request.resolver_match
+    route = f"/{match.route}" if match is not None else request.path
+    chosen = keys.policy_in(request.method, request.path_info, policy)
+    return _asked_by(keys, request, f"{request.method} {route}"[:255], chosen)
 
 
 def _called(view: Any, request: Any, args: Any, kwargs: Any) -> Any:

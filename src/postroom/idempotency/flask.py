@@ -23,9 +23,10 @@ from werkzeug.wsgi import LimitedStream
 from postroom.errors import ConfigurationError, WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.borrowed import Borrowed
+from postroom.idempotency.exchange import Asked
 from postroom.idempotency.forms import FILES, FORMS, comparable, held_by
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
-from postroom.idempotency.policy import Policy
+from postroom.idempotency.policy import SAFE_METHODS, Policy
 from postroom.idempotency.rules import Answer
 from postroom.idempotency.turn import Answered, Turn
 from postroom.idempotency.wsgi import STATE, turn_of
@@ -66,14 +67,7 @@ def idempotent(
                     "the middleware has claimed this request already: take its route out of the "
                     "policies of the middleware, or the decorator off the view"
                 )
-            chosen = keys.policy_in(flask.request.method, flask.request.path, policy)
-            seen = _seen(flask.request, chosen)
-            if seen is None:
-                return _response(problems.too_large(chosen.most_request_bytes))
-            rule = flask.request.url_rule
-            operation = f"{seen.method} {rule.rule if rule is not None else seen.path}"[:255]
-            who = keys.scope(flask.request)
-            asked = asked_of(seen, operation, chosen, who)
+            asked = _asked(keys, policy)
             if isinstance(asked, Answer):
                 return _response(asked)
             borrowed = Borrowed(session(), asked)
@@ -82,6 +76,20 @@ def idempotent(
         return wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def _asked(keys: Keys, policy: Policy | None) -> Asked | Answer | None:
+    """The request with its key, or what is wrong with it; what only looks has none."""
+    request = flask.request
+    if request.method in SAFE_METHODS:
+        return None
+    chosen = keys.policy_in(request.method, request.path, policy)
+    seen = _seen(request, chosen)
+    if seen is None:
+        return problems.too_large(chosen.most_request_bytes)
+    rule = request.url_rule
+    operation = f"{seen.method} {rule.rule if rule is not None else seen.path}"[:255]
+    return asked_of(seen, operation, chosen, keys.scope(request))
 
 
 def _called(view: Callable[..., Any], args: Any, kwargs: Any) -> flask.Response:

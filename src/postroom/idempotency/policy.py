@@ -17,6 +17,8 @@ __all__ = ["DAY_SECONDS", "NotDone", "Policies", "Policy", "Verify"]
 DAY_SECONDS = 86_400
 MIB_BYTES = 1024 * 1024
 METHODS = frozenset(("POST", "PATCH"))
+# Which change nothing, so that a decorator claims nothing for them.
+SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 
 
 class NotDone:
