@@ -21,6 +21,7 @@ from postroom import Outbox
 from postroom.errors import ConfigurationError, KeyLost, KeyReused
 from postroom.idempotency import SHARED, Finisher, Keys, Policy, resumable
 from postroom.idempotency.asgi import IdempotencyMiddleware, turn_of
+from postroom.idempotency.problems import PROBLEMS
 from stages import Stage
 
 
@@ -365,3 +366,16 @@ def test_a_route_that_resumes_by_a_key_in_the_body(stage: Stage) -> None:
         assert post({"name": "a"}).status_code == 400
     assert stage.things() == ["a"]
     assert rides.charges == {"shared:rides.create:k:charged": 1}
+
+
+@pytest.mark.parametrize("mode", ["resume", "external"])
+def test_without_a_key_there_is_nothing_to_go_on_from(stage: Stage, mode: Any) -> None:
+    """Its client is told so; where the policy is no such one, nobody is told that it was done."""
+    with open_rides(stage, Policy(mode=mode, body_field="ride")) as (rides, address):
+        answer = CLIENT.post(f"{address}/rides", json={"name": "a"}, timeout=60)
+        if mode == "resume":
+            assert (answer.status_code, answer.json()["title"]) == (400, PROBLEMS["key-missing"][1])
+            assert "the member 'ride' of the body" in answer.json()["detail"]
+        else:
+            assert answer.status_code == 500
+    assert (rides.runs, stage.things()) == (0, [])

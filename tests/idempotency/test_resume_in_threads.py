@@ -173,7 +173,7 @@ def test_who_was_taken_over_reaches_no_point(rides: Rides) -> None:
 
 
 def test_a_route_that_resumes(rides: Rides) -> None:
-    policies = {"POST /rides": Policy(mode="resume", required=True)}
+    policies = {"POST /rides": Policy(mode="resume")}
     front = Keys(rides.stage.url, scope=SHARED, policies=policies)
     app = flask.Flask(__name__)
     app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, front)  # type: ignore[method-assign]
@@ -184,8 +184,8 @@ def test_a_route_that_resumes(rides: Rides) -> None:
 
     with serve_wsgi(app) as address:
 
-        def post(name: str) -> httpx.Response:
-            headers = {"Idempotency-Key": "k"}
+        def post(name: str, key: str | None = "k") -> httpx.Response:
+            headers = {"Idempotency-Key": key} if key else {}
             return CLIENT.post(f"{address}/rides", json={"name": name}, headers=headers, timeout=60)
 
         rides.fail_at = "charged"
@@ -196,5 +196,6 @@ def test_a_route_that_resumes(rides: Rides) -> None:
         assert first.content == again.content == b'{"name": "a", "charge": 5}'
         assert again.headers["idempotent-replayed"] == "true"
         assert post("b").status_code == 422
+        assert post("c", key=None).status_code == 400
     assert rides.stage.things() == ["a"]
     assert set(rides.charges.values()) == {1}

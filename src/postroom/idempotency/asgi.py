@@ -87,7 +87,7 @@ class IdempotencyMiddleware:
         elif asked is not None and policy.mode == "external":
             await self._in_task(self._external(asked, scope, request, send), request)
         else:
-            run = _Inside(self, Turn(asked), scope, request, send)
+            run = _Inside(self, Turn(asked, policy), scope, request, send)
             run.limit = policy.most_stored_bytes
             await self._in_task(run.run(), request)
 

@@ -90,11 +90,15 @@ class _Resumable:
         digest = fingerprint("CALL", self.operation, "", body, "application/json")
         return Asked(name, digest, self.policy, body)
 
-    def _served(self, turn: Turn, input: Any) -> Asked:
+    def _served(self, turn: Turn, input: Any) -> Asked | None:
+        """None: there is no key to go on by, and its client is told so."""
         if turn.asked is None:
-            raise ConfigurationError(
-                f'the route of {self.operation} needs a policy with mode="resume" and required=True'
-            )
+            if turn.policy is None:
+                raise ConfigurationError(
+                    f'the route of {self.operation} needs a policy with mode="resume"'
+                )
+            turn.instead = problems.missing(turn.policy)
+            return None
         turn.used = True
         name = owned(turn.asked.name)._replace(operation=self.operation)
         return replace(turn.asked, name=name, request=json.dumps(input).encode())
@@ -152,6 +156,8 @@ class Resumable(_Resumable):
     async def serve(self, turn: Turn, input: Any) -> Any:
         """The same for a request: the middleware sends its answer, whatever the route returns."""
         asked = self._served(turn, input)
+        if asked is None:
+            return None
         try:
             verdict = await drive_async(opening(asked), self.keys.engines)
         except PostroomError as error:
@@ -204,6 +210,8 @@ class ResumableInThreads(_Resumable):
     def serve(self, turn: Turn, input: Any) -> Any:
         """The same for a request: the middleware sends its answer, whatever the route returns."""
         asked = self._served(turn, input)
+        if asked is None:
+            return None
         try:
             verdict = drive(opening(asked), self.keys.engines)
         except PostroomError as error:

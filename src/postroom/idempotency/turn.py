@@ -16,6 +16,7 @@ from postroom.derivation import Part
 from postroom.errors import ConfigurationError, PublishError, WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.exchange import Asked
+from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import Answer, Mine, Verdict, is_nobody, owned, scope_name
 from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
 from postroom.idempotency.threads import answering, claiming
@@ -43,8 +44,9 @@ class Answered(Exception):
 class Turn:
     """One request and its transaction."""
 
-    def __init__(self, asked: Asked | None) -> None:
+    def __init__(self, asked: Asked | None, policy: Policy | None = None) -> None:
         self.asked = asked
+        self.policy = policy  # of a route that claims itself, which may have no key
         self.instead: Answer | None = None
         self.used = False
         self.kept = True  # False: a refusal that came before anything began is not remembered

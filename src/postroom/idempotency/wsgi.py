@@ -109,7 +109,7 @@ class IdempotencyMiddleware:
     def _inside(
         self, asked: Asked | None, policy: Policy, environ: Environ, start: Start
     ) -> Iterable[bytes]:
-        turn = Turn(asked)
+        turn = Turn(asked, policy)
         environ[STATE] = turn
 
         def settle(answer: Answer) -> Answer | None:
