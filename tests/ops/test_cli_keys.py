@@ -6,6 +6,7 @@ import pytest
 from commands import Here
 from house_tools import House
 
+from postroom import signals
 from postroom.idempotency import SHARED, Keys, idempotent
 
 
@@ -102,6 +103,27 @@ def test_from_list_to_resolve(house: House, here: Here) -> None:
     )
     assert (shown["status"], shown["response_status"]) == ("completed", 201)
     assert (shown["response_body"], shown["epoch"]) == ('"paid"', 2)
+
+
+@pytest.mark.parametrize("who", ["list", "resolve"])
+def test_whoever_finds_a_lost_request_tells_of_it(house: House, here: Here, who: str) -> None:
+    """Nobody else will: it is in doubt from then on, and no longer looked for."""
+    make_some(house.url)
+    past = {"sqlite": "0"}.get(house.dialect, "'2020-01-01'")
+    house.sql(
+        "UPDATE {p}idempotency_key SET status = 'pending', locked_until = " + past + " WHERE "
+        "scope = 'ada' AND status = 'indeterminate'"
+    )
+    resolve = ("resolve", "charge", "lost", "--scope", "ada", "--not-done", "--reason", "asked")
+    heard: list[object] = []
+    stop = signals.listen(lambda _, fields: heard.append(fields), only=["key.indeterminate"])
+    try:
+        for _ in range(2):
+            here("keys", *(resolve if who == "resolve" else ("list",)), "--database", house.url)
+    finally:
+        stop()
+    why = "the process that had it was lost"
+    assert heard == [{"operation": "charge", "idempotency_key": "lost", "error": why}]
 
 
 def test_what_contradicts_itself_decides_nothing(house: House, here: Here) -> None:

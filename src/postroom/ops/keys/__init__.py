@@ -9,6 +9,7 @@ from postroom.dead_letters.store import ROOM as LETTERS
 from postroom.errors import ConfigurationError, Refused
 from postroom.flow import Flow, Statement
 from postroom.idempotency import store
+from postroom.idempotency.exchange import tell_doubt
 from postroom.idempotency.policy import DAY_SECONDS
 from postroom.idempotency.rules import Answer, Name
 from postroom.ops.desk import checked_reason, desk, operator, readable
@@ -20,6 +21,7 @@ ROOM = __package__ or "postroom.ops.keys"
 STATUSES = ("pending", "completed", "failed", "indeterminate")
 SWEPT_ROWS = 1000
 SCOPES = 1000  # that may have the same key
+_LOST = "the process that had it was lost"
 _COLUMNS = (
     *("scope", "operation", "key", "status", "mode", "attempts", "epoch", "recovery_point"),
     *("response_status", "error", "created_at", "lease_left_seconds", "expires_in_seconds"),
@@ -41,9 +43,9 @@ async def keys_list(
     if status in ("failed", "indeterminate"):
         name = "keys_troubled"
     async with desk(url) as link:
-        await link.transact(
-            store.sweep(SWEPT_ROWS)
-        )  # what is lost is in doubt, though nobody asked
+        # What is lost is in doubt, though nobody asked; and nobody else will tell of it now.
+        for lost in await link.transact(store.sweep(SWEPT_ROWS)):
+            tell_doubt(lost, _LOST)
         found = await link.query(ROOM, name, **wanted, rows=rows)
     return [_told(row) for row in found]
 
@@ -84,7 +86,8 @@ async def keys_resolve(
         # Sees what no sweep has found yet: a transaction that was committed without its answer.
         left = {"scope": told["scope"], "operation": operation, "key": key, "epoch": told["epoch"]}
         async with desk(url) as link:
-            await link.query(KEYS, "lose", **left)
+            if await link.query(KEYS, "lose", **left):
+                tell_doubt(Name(told["scope"], operation, key), _LOST)
         told = await _one(url, operation, key, told["scope"])
     if told["status"] != "indeterminate":
         raise Refused(
