@@ -2,6 +2,7 @@
 
 PostroomError
 ├── ConfigurationError      a URL, setting or route that cannot work
+│   ├── BadKey              what was given as an idempotency key is none; a ValueError too
 │   ├── MissingDriver       the library for it is not installed
 │   └── RoutingChanged      this relay's routes differ from those on record
 ├── SchemaError             Postroom's tables are absent or of another version
@@ -34,6 +35,7 @@ from __future__ import annotations
 import inspect
 
 __all__ = [
+    "BadKey",
     "CommitUnknown",
     "ConfigurationError",
     "ContentChanged",
@@ -70,6 +72,10 @@ class PostroomError(Exception):
 
 class ConfigurationError(PostroomError):
     """A setting cannot work; correct it and start again."""
+
+
+class BadKey(ConfigurationError, ValueError):
+    """The key is none: it must have 1 to 255 printable characters, quoted or bare."""
 
 
 class MissingDriver(ConfigurationError):

@@ -1,6 +1,7 @@
 """`resume`: recovery points, and a worker that finishes what others began."""
 
 import asyncio
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from helpers import eventually_async
-from postroom import Outbox
-from postroom.errors import ConfigurationError, KeyLost, KeyReused
-from postroom.idempotency import SHARED, Finisher, Keys, Policy, resumable
+from postroom import Outbox, signals
+from postroom.errors import BadKey, ConfigurationError, KeyLost, KeyReused, PostroomError
+from postroom.idempotency import SHARED, Finisher, Keys, Policy, idempotent, resumable
 from postroom.idempotency.asgi import IdempotencyMiddleware, turn_of
 from postroom.idempotency.problems import PROBLEMS
 from stages import Stage
@@ -278,6 +279,74 @@ async def test_attempts_that_are_spent_need_a_person(rides: Rides) -> None:
         with pytest.raises(RuntimeError):
             await rides.create("k", {"name": "a"})
     assert rides.record() == ("indeterminate", "created", 6)
+
+
+@pytest.mark.parametrize("first", [17, 199, 600, True])
+async def test_a_number_that_is_no_status_is_not_sent_as_one(rides: Rides, first: Any) -> None:
+    """It is a mistake in the program: told to each who asks, and to a person in the end."""
+    told, runs = [], 0
+
+    @resumable(rides.keys, "sum")
+    async def total(run: Any, wish: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        await run.point("counted", lambda tx: count(tx))
+        return first, "total"
+
+    async def count(tx: Any) -> None:
+        await tx.execute(text("INSERT INTO thing VALUES ('counted')"))
+
+    stop = signals.listen(lambda _, fields: told.append(fields), only=["key.indeterminate"])
+    try:
+        with pytest.raises(ConfigurationError, match=r"a status from 200 to 599.*\[17, …\]"):
+            await total("k", None)
+        assert rides.record() == ("failed", "counted", 1)
+        for _ in range(10):
+            rides.orphan()
+            await Finisher(total).once()
+    finally:
+        stop()
+    assert (rides.record(), runs) == (("indeterminate", "counted", 6), 6)
+    assert rides.stage.things() == ["counted"]
+    (doubt,) = told
+    assert "a status from 200 to 599" in doubt["error"]
+
+
+@pytest.mark.parametrize("first", [200, 404, 599])
+async def test_a_pair_with_a_status_is_a_status_and_a_body(rides: Rides, first: int) -> None:
+    @resumable(rides.keys, "sum")
+    async def total(run: Any, wish: Any) -> Any:
+        return wish
+
+    @resumable(rides.keys, "told")
+    async def told(run: Any, wish: Any) -> Any:
+        return first, wish
+
+    assert await total("k", [17, "total"]) == [17, "total"]
+    assert await told("k", "total") == "total"
+
+
+async def test_keys_of_a_run_are_those_of_any_function(rides: Rides) -> None:
+    @resumable(rides.keys, "told")
+    async def told(run: Any, wish: Any) -> Any:
+        return wish
+
+    @idempotent("told too", key="key", keys=rides.keys)
+    async def told_too(key: Any) -> Any:
+        return str(key)
+
+    id = uuid.UUID(int=7)
+    for key in (17, "17", id, str(id)):
+        assert await told(key, "a") == "a"
+        await told_too(key)
+    stored = rides.stage.query("SELECT count(*) FROM {p}idempotency_key")
+    assert stored == [(4,)]
+    for wrong in ("", "x" * 256, "a\nb", None, True, 1.5):
+        for call in (lambda: told(wrong, "a"), lambda: told_too(wrong)):  # noqa: B023
+            with pytest.raises(BadKey, match="the key of told") as caught:
+                await call()
+            assert isinstance(caught.value, PostroomError)
+            assert isinstance(caught.value, ValueError)
 
 
 async def test_values_of_a_statement_that_failed_are_written_nowhere(

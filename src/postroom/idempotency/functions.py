@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from postroom.calling import is_async, must_have_run
 from postroom.databases.caller import carry_out, carry_out_async
 from postroom.errors import (
+    BadKey,
     ConfigurationError,
     KeyInDoubt,
     KeyInProgress,
@@ -49,7 +50,6 @@ from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import (
     Answer,
-    BadKey,
     Claim,
     Mine,
     Name,
@@ -66,7 +66,7 @@ from postroom.idempotency.telling import give_up, give_up_async, tell_unprotecte
 if TYPE_CHECKING:
     from postroom.idempotency.keys import Keys
 
-__all__ = ["idempotent", "refuse", "result_of"]
+__all__ = ["idempotent", "key_of_call", "refuse", "result_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -287,10 +287,7 @@ class _Call:
         bound.apply_defaults()
         values = bound.arguments
         given = values[self._key] if isinstance(self._key, str) else self._key(*args, **kwargs)
-        try:
-            key = checked_key(str(given) if _names(given) else given)
-        except BadKey as error:
-            raise ConfigurationError(f"the key of {self.operation}: {error}.") from None
+        key = key_of_call(given, self.operation)
         who: Any = "shared"
         if self._scope is not None:
             named = isinstance(self._scope, str)
@@ -319,6 +316,14 @@ def _give_back(name: Name, owner: str) -> Flow[None]:
     if record is not None and record.owner == owner:
         mine = Claim(name, owner, record.epoch)
         yield from store.fail(mine, "it raised an error, and was undone", keep_seconds=0)
+
+
+def key_of_call(given: object, operation: str) -> str:
+    """The key that a function was called with: text, or what names something as text does."""
+    try:
+        return checked_key(str(given) if _names(given) else given)
+    except BadKey as error:
+        raise BadKey(f"the key of {operation}: {error}.") from None
 
 
 def _names(given: object) -> bool:

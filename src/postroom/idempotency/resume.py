@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from postroom.idempotency.exchange import (
     opening,
     tell_doubt,
 )
-from postroom.idempotency.functions import JSON, refuse, result_of
+from postroom.idempotency.functions import JSON, key_of_call, refuse, result_of
 from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import (
@@ -48,7 +49,6 @@ from postroom.idempotency.rules import (
     Replay,
     Running,
     Verdict,
-    checked_key,
     owned,
     scope_name,
 )
@@ -84,9 +84,9 @@ class _Resumable:
         self.policy = policy
         self._function = function
 
-    def _called(self, key: str, input: Any, scope: Any) -> Asked:
+    def _called(self, key: object, input: Any, scope: Any) -> Asked:
         body = json.dumps(input).encode()
-        name = Name(scope_name(scope), self.operation, checked_key(key))
+        name = Name(scope_name(scope), self.operation, key_of_call(key, self.operation))
         digest = fingerprint("CALL", self.operation, "", body, "application/json")
         return Asked(name, digest, self.policy, body)
 
@@ -145,7 +145,9 @@ class _Resumable:
 class Resumable(_Resumable):
     """An async function that can be gone on with."""
 
-    async def __call__(self, key: str, input: Any, *, scope: Any = "shared") -> Any:
+    async def __call__(
+        self, key: str | int | uuid.UUID, input: Any, *, scope: Any = "shared"
+    ) -> Any:
         """Carry it out for a key, or go on with it; gives what it returned."""
         asked = self._called(key, input, scope)
         verdict = await drive_async(opening(asked), self.keys.engines)
@@ -199,7 +201,7 @@ class Resumable(_Resumable):
 class ResumableInThreads(_Resumable):
     """A function that is not async, and can be gone on with."""
 
-    def __call__(self, key: str, input: Any, *, scope: Any = "shared") -> Any:
+    def __call__(self, key: str | int | uuid.UUID, input: Any, *, scope: Any = "shared") -> Any:
         """Carry it out for a key, or go on with it; gives what it returned."""
         asked = self._called(key, input, scope)
         verdict = drive(opening(asked), self.keys.engines)
@@ -291,6 +293,12 @@ def _answer(value: Any) -> Answer:
     status = 200
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int):
         status, value = value
+        if isinstance(status, bool) or not 200 <= status <= 599:
+            raise ConfigurationError(
+                f"a run returned ({status}, …), and {status} is no status: return what it gives, "
+                "or a status from 200 to 599 and a body; a list, as in [17, …], where the number "
+                "is a part of the result."
+            )
     try:
         return Answer(status, JSON, json.dumps(value).encode())
     except (TypeError, ValueError) as error:

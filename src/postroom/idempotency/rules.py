@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from postroom.derivation import KEY_CHARACTERS, Part, derive_key
-from postroom.errors import ConfigurationError
+from postroom.errors import BadKey, ConfigurationError
 
 __all__ = [
     "Answer",
@@ -65,10 +65,6 @@ _ELSEWHERE = frozenset((301, 307, 308))
 _QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _BARE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _ESCAPE = re.compile(r'\\(["\\])')
-
-
-class BadKey(ValueError):
-    """The key is none: it must have 1 to 255 printable characters, quoted or bare."""
 
 
 def parse_key(values: Sequence[str]) -> str | None:
