@@ -167,6 +167,8 @@ def test_verify_ends_a_doubt(place: Place) -> None:
 
 def test_a_verify_that_says_something_else_leaves_the_doubt(place: Place) -> None:
     parts: list[tuple[Any, ...]] = [("200",), (200, {"a": "b"}), (200, [("a", 1)]), (200, (), "b")]
+    parts += [(204, (), b"b"), (304, (), b"b"), (100,), (600,), (True,), (200, [("a", "b", "c")])]
+    parts += [(200, [pair]) for pair in (("a\n", "b"), ("a", "b\r\nc: d"), ("a", "→"), ("", "b"))]
     said = [True, {"status": 200}, *(Answer(*each) for each in parts)]
     told: list[str] = []
     stop = signals.listen(lambda _, fields: told.append(fields["error"]), ["key.unverified"])

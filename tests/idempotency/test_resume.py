@@ -20,7 +20,7 @@ from starlette.routing import Route
 from helpers import eventually_async
 from postroom import Outbox, signals
 from postroom.errors import BadKey, ConfigurationError, KeyLost, KeyReused, PostroomError
-from postroom.idempotency import SHARED, Finisher, Keys, Policy, idempotent, resumable
+from postroom.idempotency import SHARED, Answer, Finisher, Keys, Policy, idempotent, resumable
 from postroom.idempotency.asgi import IdempotencyMiddleware, turn_of
 from postroom.idempotency.problems import PROBLEMS
 from stages import Stage
@@ -324,6 +324,37 @@ async def test_a_pair_with_a_status_is_a_status_and_a_body(rides: Rides, first: 
 
     assert await total("k", [17, "total"]) == [17, "total"]
     assert await told("k", "total") == "total"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ((204, {"a": 1}), "204 has no body"),
+        (Answer(304, (), b"a"), "304 has no body"),
+        (Answer(99), "from 200 to 599"),
+        (Answer(200, (("link", "a\r\nb: c"),)), "'link'"),
+        (Answer(200, (("link", "→"),)), "'link'"),
+        (Answer(200, (), "text"), "no bytes"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_cannot_be_sent_is_not_kept(rides: Rides, said: Any, why: str) -> None:
+    @resumable(rides.keys, "told")
+    async def told(run: Any, wish: Any) -> Any:
+        return said
+
+    with pytest.raises(ConfigurationError, match=why):
+        await told("k", None)
+    assert rides.record()[0] == "failed"
+
+
+async def test_a_run_may_end_without_a_body(rides: Rides) -> None:
+    @resumable(rides.keys, "told")
+    async def told(run: Any, wish: Any) -> Any:
+        return 204, None
+
+    assert [await told("k", None) for _ in range(2)] == [None, None]
+    query = "SELECT response_status, response_body FROM {p}idempotency_key"
+    assert [(status, bytes(body)) for status, body in rides.stage.query(query)] == [(204, b"")]
 
 
 async def test_keys_of_a_run_are_those_of_any_function(rides: Rides) -> None:

@@ -143,6 +143,24 @@ def test_what_contradicts_itself_decides_nothing(house: House, here: Here) -> No
     assert told["status"] == "indeterminate"
 
 
+def test_an_answer_that_cannot_be_sent_is_refused(house: House, here: Here) -> None:
+    make_some(house.url)
+    lost = ("charge", "lost", "--scope", "ada", "--database", house.url)
+    for words, says in (
+        (("--status", "204", "--body", "{}"), "204 has no body"),
+        (("--status", "304", "--body", "{}"), "304 has no body"),
+        (("--body", "a", "--content-type", "text/plain\r\nX-Evil: 1"), "'content-type'"),
+        (("--body", "a", "--content-type", "text/plän→"), "'content-type'"),
+        (("--body", "a", "--content-type", "text/plain "), "'content-type'"),
+    ):
+        wrong = here("keys", "resolve", *lost, "--reason", "asked", "--done", *words)
+        assert (wrong.returncode, says in wrong.stderr) == (2, True), wrong
+        assert wrong.stderr.strip("\n").isprintable(), wrong.stderr
+    assert json.loads(here("keys", "show", *lost, "--json").stdout)["status"] == "indeterminate"
+    done = here("keys", "resolve", *lost, "--reason", "asked", "--done", "--status", "204")
+    assert done.returncode == 0, done
+
+
 def test_an_answer_may_be_no_json_if_it_says_so(house: House, here: Here) -> None:
     make_some(house.url)
     lost = ("charge", "lost", "--scope", "ada", "--database", house.url)

@@ -29,6 +29,8 @@ from postroom.idempotency.rules import (
     Running,
     Verdict,
     answer_of,
+    bodiless,
+    checked_answer,
     kept_headers,
     sent_elsewhere,
     storable,
@@ -268,20 +270,16 @@ def _whole(found: Any) -> Answer | str:
     if not isinstance(found, Answer):
         return f"verify returned {type(found).__name__}; it may return an Answer, NotDone or None"
     try:
-        headers = tuple((name, value) for name, value in found.headers)
-    except (TypeError, ValueError):
-        return "verify returned an Answer whose headers are no pairs"
-    if not all(isinstance(text, str) for pair in headers for text in pair):
-        return "verify returned an Answer whose headers are no text"
-    if not isinstance(found.status, int) or not isinstance(found.body, bytes | bytearray):
-        return "verify returned an Answer whose status is no number, or whose body is no bytes"
-    return Answer(found.status, headers, bytes(found.body), found.absent)
+        return checked_answer(found)
+    except ConfigurationError as error:
+        return f"verify returned what cannot be sent: {error}"
 
 
 def for_storing(answer: Answer, policy: Policy) -> Answer:
-    """An answer as it is kept: allowed headers, and a body up to the limit."""
+    """An answer as it is kept: allowed headers, and a body up to the limit, where there is one."""
     headers = kept_headers(answer.headers, policy.stored_headers)
-    kept = Answer(answer.status, headers, answer.body, answer.absent)
+    body = b"" if bodiless(answer.status) else answer.body
+    kept = Answer(answer.status, headers, body, answer.absent)
     if kept.absent is None and len(kept.body) > policy.most_stored_bytes:
         return kept.without_body("too_large")
     return kept

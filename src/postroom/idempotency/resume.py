@@ -49,6 +49,8 @@ from postroom.idempotency.rules import (
     Replay,
     Running,
     Verdict,
+    bodiless,
+    checked_answer,
     owned,
     scope_name,
 )
@@ -289,7 +291,7 @@ def _outcome(answer: Answer, ended: Replay | Doubtful | None) -> Outcome:
 
 def _answer(value: Any) -> Answer:
     if isinstance(value, Answer):
-        return value
+        return checked_answer(value)
     status = 200
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int):
         status, value = value
@@ -299,7 +301,9 @@ def _answer(value: Any) -> Answer:
                 "or a status from 200 to 599 and a body; a list, as in [17, …], where the number "
                 "is a part of the result."
             )
+    if value is None and bodiless(status):
+        return Answer(status)
     try:
-        return Answer(status, JSON, json.dumps(value).encode())
+        return checked_answer(Answer(status, JSON, json.dumps(value).encode()))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"the result must be JSON: {error}.") from None

@@ -35,6 +35,8 @@ __all__ = [
     "Replay",
     "Running",
     "Verdict",
+    "bodiless",
+    "checked_answer",
     "is_nobody",
     "judge",
     "kept_headers",
@@ -65,6 +67,9 @@ _ELSEWHERE = frozenset((301, 307, 308))
 _QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _BARE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _ESCAPE = re.compile(r'\\(["\\])')
+# As servers send them (RFC 9110): a token, and text in Latin-1 without line breaks.
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
 
 
 def parse_key(values: Sequence[str]) -> str | None:
@@ -242,6 +247,37 @@ def answer_of(record: Record) -> Answer:
         body=bytes(record.response_body or b""),
         absent=record.body_absent,
     )
+
+
+def bodiless(status: int) -> bool:
+    """Whether an answer of this status has no body, nor says how long one is."""
+    return status < 200 or status in (204, 304)
+
+
+def checked_answer(answer: Answer) -> Answer:
+    """An answer that somebody has written, as it can be sent; else what is wrong with it."""
+    status = answer.status
+    if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599:
+        raise ConfigurationError("the status of an Answer is a number from 200 to 599.")
+    if not isinstance(answer.body, bytes | bytearray):
+        raise ConfigurationError("the body of an Answer is no bytes.")
+    if answer.body and bodiless(status):
+        raise ConfigurationError(f"an answer with status {status} has no body.")
+    try:
+        headers = tuple((name, value) for name, value in answer.headers)
+    except (TypeError, ValueError):
+        raise ConfigurationError("the headers of an Answer are no pairs.") from None
+    for name, value in headers:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigurationError("the headers of an Answer are no text.")
+        if not _HEADER.fullmatch(name):
+            raise ConfigurationError(f"{name!r} is no name of a header.")
+        if not _VALUE.fullmatch(value):
+            raise ConfigurationError(
+                f"the header {name!r} holds what cannot be sent: line breaks, spaces around it, "
+                "or letters that Latin-1 has not."
+            )
+    return Answer(status, headers, bytes(answer.body), answer.absent)
 
 
 def storable(status: int) -> bool:

@@ -11,7 +11,7 @@ from postroom.flow import Flow, Statement
 from postroom.idempotency import store
 from postroom.idempotency.exchange import tell_doubt
 from postroom.idempotency.policy import DAY_SECONDS
-from postroom.idempotency.rules import Answer, Name
+from postroom.idempotency.rules import Answer, Name, checked_answer
 from postroom.ops.desk import checked_reason, desk, operator, readable
 
 __all__ = ["ROOM", "STATUSES", "keys_list", "keys_resolve", "keys_show"]
@@ -81,6 +81,7 @@ async def keys_resolve(
     """End a doubt: it was done and is answered so, or (None) it was not done and may be tried
     again. What was decided, by whom and why stands in the audit."""
     checked_reason(why)
+    answer = None if answer is None else checked_answer(answer)
     told = await _one(url, operation, key, scope)
     if told["status"] == "pending":
         # Sees what no sweep has found yet: a transaction that was committed without its answer.
