@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
+from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 import django_doors
 from postroom.errors import ConfigurationError, WrongCall
@@ -752,3 +753,65 @@ async def test_middleware_inside_of_ours_sees_answers_and_no_exceptions(stage: S
             seen.clear()
     await engine.dispose()
     await keys.close_async()
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_without_a_body_says_nothing_of_its_length(
+    stage: Stage, status: int
+) -> None:
+    """Said again as it was said first (RFC 9110, 8.6)."""
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /pay": Policy()})
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body"})
+
+    def wsgi_app(environ: Any, start: Any) -> Any:
+        start(f"{status} None", [])
+        return []
+
+    def by_wsgi(key: str) -> tuple[int, dict[str, str], bytes]:
+        environ = EnvironBuilder("/pay", method="POST", headers={"Idempotency-Key": key})
+        content, told, headers = run_wsgi_app(Wsgi(wsgi_app, keys), environ.get_environ())
+        return int(told[:3]), {n.lower(): v for n, v in headers}, b"".join(content)
+
+    for replayed in (None, "true"):
+        answer = await asgi(Asgi(app, keys)).post("/pay", headers=KEY)
+        assert (answer.status_code, answer.content) == (status, b"")
+        assert "content-length" not in answer.headers
+        assert answer.headers.get("idempotent-replayed") == replayed
+        code, headers, content = await asyncio.to_thread(by_wsgi, "j")
+        assert (code, content, "content-length" in headers) == (status, b"", False)
+        assert headers.get("idempotent-replayed") == replayed
+    keys.close()
+    await keys.close_async()
+
+
+@pytest.mark.parametrize("how", ["flask", "django"])
+def test_a_body_that_is_not_sent_is_not_said_again(stage: Stage, how: str) -> None:
+    """A view may give a 204 a body, which servers leave out."""
+    from django.db import connections
+    from django.http import HttpResponse
+    from django.test import Client
+
+    keys, app = Keys(stage.url, scope=SHARED), flask.Flask(__name__)
+    connection = flask_keys.idempotent(
+        keys, lambda: sqlite3.connect(stage.url[len("sqlite:///") :])
+    )
+    app.post("/pay")(connection(lambda: ("paid", 204)))
+    alias = f"keys_{uuid.uuid4().hex[:8]}"
+    both = {"default": connections.settings["default"], alias: django_doors.entry(stage.url)}
+    connections.settings[alias] = connections.configure_settings(both)[alias]
+    ours = django_keys.idempotent(keys, using=alias)
+    with django_site(keys, pay=ours(lambda request: HttpResponse("paid", status=204))):
+        post = app.test_client().post if how == "flask" else Client().post
+        answers = [post("/pay", headers=KEY) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [204, 204]
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
+    assert "Content-Length" not in answers[1].headers
+    assert (answers[1].data if how == "flask" else answers[1].content) == b""
+    stored = stage.query("SELECT response_body FROM {p}idempotency_key")
+    assert stored == [(b"",)]
+    connections[alias].close()
+    del connections.settings[alias]
+    keys.close()

@@ -29,7 +29,7 @@ from postroom.idempotency.exchange import (
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
-from postroom.idempotency.rules import Answer, Mine
+from postroom.idempotency.rules import Answer, Mine, bodiless
 from postroom.idempotency.telling import give_up_async, refused, tell_replay, tell_unprotected
 from postroom.idempotency.turn import Turn, turn_in
 
@@ -355,6 +355,8 @@ def _seen(scope: Scope) -> Seen:
 
 async def _send(answer: Answer, send: Send) -> None:
     headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in answer.headers]
-    headers.append((b"content-length", str(len(answer.body)).encode()))
+    body = b"" if bodiless(answer.status) else answer.body
+    if not bodiless(answer.status):
+        headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -24,7 +24,7 @@ from postroom.idempotency.exchange import (
 )
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.policy import Policy
-from postroom.idempotency.rules import Answer, Mine
+from postroom.idempotency.rules import Answer, Mine, bodiless
 from postroom.idempotency.telling import give_up, refused, tell_replay, tell_unprotected
 from postroom.idempotency.turn import Answered, Turn, turn_in
 
@@ -218,6 +218,8 @@ def _say(answer: Answer, start: Start) -> Iterable[bytes]:
     except ValueError:
         phrase = "Status"
     headers = [(name.title(), value) for name, value in answer.headers]
-    headers.append(("Content-Length", str(len(answer.body))))
+    told = not bodiless(answer.status)
+    if told:
+        headers.append(("Content-Length", str(len(answer.body))))
     start(f"{answer.status} {phrase}", headers)
-    return [answer.body]
+    return [answer.body] if told else []
