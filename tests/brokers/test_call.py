@@ -25,6 +25,7 @@ from postroom.brokers import (
     Unknown,
     open_broker,
 )
+from postroom.brokers.base import CROWDED
 from postroom.brokers.call import CallBroker, LookUpCallBroker
 from postroom.errors import ConfigurationError
 from postroom.messages import Message
@@ -268,9 +269,32 @@ async def test_a_send_as_a_whole_keeps_the_timeout() -> None:
     assert time.monotonic() - began < 3  # all of them would take longer
     done = outcomes.count(Delivered())
     assert 0 < done < 20
-    for outcome in outcomes[done:]:  # not started
-        assert isinstance(outcome, Transient)
-        assert (outcome.code, outcome.down) == ("busy", "broker")
+    assert set(outcomes[done:]) == {CROWDED}  # not started
+
+
+async def test_a_receiver_that_is_slow_is_not_called_down() -> None:
+    async def slow(message: Message) -> None:
+        await asyncio.sleep(0.3)
+
+    broker = CallBroker(slow, QUICK)
+    answers = await asyncio.gather(*(broker.send(make_messages(2)) for _ in range(8)))
+    told = [outcome for answer in answers for outcome in answer]
+    assert set(told) == {Delivered(), CROWDED}
+    assert await broker.send(make_messages(2)) == [Delivered()] * 2
+
+
+async def test_calls_that_are_given_up_have_not_returned() -> None:
+    async def hangs(message: Message) -> None:
+        await asyncio.sleep(60)
+
+    broker = CallBroker(hangs, QUICK)
+    first = asyncio.create_task(broker.send(make_messages(2)))
+    await asyncio.sleep(0.55)  # the others wait while the first are given up
+    others = [broker.send(make_messages(2)) for _ in range(3)]
+    told = [outcome for answer in await asyncio.gather(*others) for outcome in answer]
+    assert {getattr(outcome, "code", None) for outcome in told} == {"timeout", "busy"}
+    assert {outcome.down for outcome in told if isinstance(outcome, Transient)} == {"broker"}
+    assert all(isinstance(outcome, Unknown) for outcome in await first)
 
 
 async def test_cancelling_a_send_starts_no_more_calls() -> None:

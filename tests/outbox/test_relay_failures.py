@@ -1,5 +1,6 @@
 """Messages that do not go through: tried again, buried in the end, not passed by their key."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 
@@ -9,7 +10,9 @@ from relaying import QUICK_RETRY, Post, by_key, note, told
 from helpers import eventually_async
 from postroom.brokers.base import (
     BEHIND,
+    CROWDED,
     DELIVERED,
+    BrokerOptions,
     Capabilities,
     Delivered,
     Outcome,
@@ -17,6 +20,7 @@ from postroom.brokers.base import (
     Transient,
     Unknown,
 )
+from postroom.brokers.call import CallBroker
 from postroom.messages import Message, lane_of
 from postroom.outbox.relay import Drained, Relay
 from postroom.retry import RetryPolicy
@@ -227,6 +231,33 @@ async def test_what_is_behind_a_failure_of_its_key_spends_nothing(post: Post, on
     assert post.numbers("held") == ([2, 3, 4] if on_dead == "hold" else [])
     assert post.of("destination.down") == []
     assert post.of("message.held") == []
+
+
+async def test_what_found_no_room_goes_soon_in_order_and_spends_nothing(post: Post) -> None:
+    stub = Stub([DELIVERED], [CROWDED], [CROWDED])
+    relay = post.relay("memory://stub", brokers={"memory://stub": stub})
+    post.publish(*(note("k", n) for n in range(1, 4)))
+    drained = await relay.drain_once()
+    assert drained == Drained(delivered=3, held=0, dead=0, elsewhere=0)
+    assert stub.sent == [1, 2, 2, 2, 3]
+    assert post.of("destination.down") == post.of("message.held") == []
+    assert {fields["transient"] for fields in post.of("message.attempted")} == {0}
+
+
+async def test_a_slow_receiver_gets_all_in_order_and_is_never_called_down(post: Post) -> None:
+    got: list[Message] = []
+
+    async def slow(message: Message) -> None:
+        await asyncio.sleep(0.15)
+        got.append(message)
+
+    broker = CallBroker(slow, BrokerOptions(send_timeout_seconds=1.0, concurrency=2))
+    relay = post.relay("call:x:y", brokers={"call:x:y": broker})
+    post.publish(*(note(f"k{n % 20}", n) for n in range(40)))
+    drained = await relay.drain_once()
+    assert drained == Drained(delivered=40, held=0, dead=0, elsewhere=0)
+    assert by_key(got) == {f"k{n}": [n, n + 20] for n in range(20)}
+    assert post.of("destination.down") == post.of("message.held") == []
 
 
 @pytest.mark.parametrize(

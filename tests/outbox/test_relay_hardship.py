@@ -11,6 +11,7 @@ from relaying import Post, by_key, note, on_postgres
 from helpers import eventually_async
 from helpers_messages import make_message
 from postroom.brokers.base import (
+    CROWDED,
     DELIVERED,
     BrokerOptions,
     Capabilities,
@@ -117,6 +118,20 @@ async def test_a_topic_whose_probe_met_a_broken_broker_is_tried_when_the_broker_
     for _ in range(2):
         await sender.send([make_message(topic="t")], epoch=1, may_send=always)
         clock.now += 1  # far less than a probe may take
+    verdicts = await sender.send([make_message(topic="t")], epoch=1, may_send=always)
+    assert [type(one) for one in verdicts] == [Settled]
+
+
+@pytest.mark.parametrize("down", [DOWN, Transient("slow", "no answer", down="topic")])
+async def test_a_probe_that_found_no_room_has_learnt_nothing(down: Transient) -> None:
+    broker, clock = Scripted(), Clock()
+    sender = sender_to(broker, clock)
+    broker.answers["t"] = [down, CROWDED, DELIVERED]
+    await sender.send([make_message(topic="t")], epoch=1, may_send=always)
+    clock.now += 1
+    verdicts = await sender.send([make_message(topic="t")], epoch=1, may_send=always)
+    assert verdicts == [Unsent(crowded=True)]
+    assert sender.breakers()  # as down as before, and the next probe need not wait
     verdicts = await sender.send([make_message(topic="t")], epoch=1, may_send=always)
     assert [type(one) for one in verdicts] == [Settled]
 

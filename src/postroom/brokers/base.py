@@ -13,6 +13,7 @@ from postroom.messages import Message
 
 __all__ = [
     "BEHIND",
+    "CROWDED",
     "Broker",
     "BrokerOptions",
     "CanExamine",
@@ -76,6 +77,9 @@ Outcome: TypeAlias = Delivered | Transient | Permanent | Unknown
 DELIVERED = Delivered()
 # Not sent, because an earlier message of its key failed in the same `send`.
 BEHIND = Transient("behind", "an earlier message of its key failed")
+# Not sent, because as many as may be under way at a time were. It is tried again at once, and says
+# nothing of the broker: this one is slow perhaps, but it answers.
+CROWDED = Transient("crowded", "as many as may be under way at a time were, and it was not sent")
 NOT_ARRIVED = "not_arrived"
 # A message with this header has a row in the ledger under its own id; its value is the row's key.
 # It is looked for in the headers' text, so that other messages cost next to nothing.

@@ -22,9 +22,10 @@ nothing, since it may have come too late: it is of unknown fate. Only Connection
 that it was not sent.
 
 At most `concurrency` calls run at a time, and `send` as a whole keeps the timeout: a message that
-finds no free slot in the first half of it is not started, and the broker counts as down for a
-while. An async call that takes too long is cancelled. One that hangs in a thread cannot be ended:
-it keeps its slot until it returns, and no other message starts there.
+finds no free slot in the first half of it is not started. If calls returned meanwhile, it waits for
+its turn anew, and no attempt is spent; if none did, the broker counts as down for a while. An async
+call that takes too long is cancelled. One that hangs in a thread cannot be ended: it keeps its slot
+until it returns, and no other message starts there.
 
 If the function has an attribute `lookup`, or its module a function of that name, it is asked about
 messages of unknown fate: True means arrived, False not arrived, None still unknown; an Outcome may
@@ -46,6 +47,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from postroom.brokers.base import (
+    CROWDED,
     DELIVERED,
     NOT_ARRIVED,
     BrokerOptions,
@@ -74,6 +76,29 @@ class _Raised:
         self.error = error
 
 
+class _Slots:
+    """So many calls at a time, and how many of them have returned so far."""
+
+    def __init__(self, number: int) -> None:
+        self._free = asyncio.Semaphore(number)
+        self.returned = 0
+
+    async def take(self, until: float) -> bool:
+        """Wait for a slot; returns whether there was one in time."""
+        if asyncio.get_running_loop().time() >= until:
+            return False
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._free.acquire()
+        except TimeoutError:
+            return False
+
+    def free(self, returned: bool) -> None:
+        """A call has ended: it `returned`, or it was given up."""
+        self.returned += returned
+        self._free.release()
+
+
 class CallBroker:
     """Calls `function` for each message."""
 
@@ -84,7 +109,7 @@ class CallBroker:
         self._options = options or BrokerOptions()
         self._concurrency = max(self._options.concurrency, 1)
         self.capabilities = Capabilities(max_batch=self._concurrency)
-        self._slots = asyncio.Semaphore(self._concurrency)
+        self._slots = _Slots(self._concurrency)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def send(self, batch: Sequence[Message], *, epoch: int = 0) -> list[Outcome]:
@@ -93,14 +118,11 @@ class CallBroker:
         deadline = self._now() + self._options.send_timeout_seconds
         outcomes: dict[int, Outcome] = {}
         todo = iter(enumerate(batch))
-        stuck: list[Outcome] = []
+        before = self._slots.returned
 
         async def work() -> None:
             for index, message in todo:
-                outcome = stuck[0] if stuck else await self._take(message, deadline)
-                if outcome is None:
-                    stuck.append(outcome := self._stuck())
-                outcomes[index] = outcome
+                outcomes[index] = await self._take(message, deadline, before)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self._concurrency, len(batch))):
@@ -127,26 +149,21 @@ class CallBroker:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
-            self._slots = asyncio.Semaphore(self._concurrency)
+            self._slots = _Slots(self._concurrency)
 
-    async def _take(self, message: Message, deadline: float) -> Outcome | None:
-        """The outcome for one message, or None if no slot became free for it in time."""
+    async def _take(self, message: Message, deadline: float, before: int) -> Outcome:
+        """The outcome for one message. `before`: how many calls had returned when it came."""
         slots = self._slots
-        start_by = deadline - self._options.send_timeout_seconds / 2
-        if self._now() >= start_by:
-            return None
-        try:
-            async with asyncio.timeout_at(start_by):
-                await slots.acquire()
-        except TimeoutError:
-            return None
-        answer = await self._call(self._function, message, deadline, slots.release)
+        if not await slots.take(deadline - self._options.send_timeout_seconds / 2):
+            return CROWDED if slots.returned > before else self._stuck()
+        answer = await self._call(self._function, message, deadline, slots.free)
         return _outcome(answer, self, certain=not (self.can_be_asked or is_request(message)))
 
     async def _call(
-        self, function: Function, message: Message, deadline: float, done: Callable[[], None]
+        self, function: Function, message: Message, deadline: float, done: Callable[[bool], None]
     ) -> object:
-        """What the function returned or raised; `done` is called once it really has ended."""
+        """What the function returned or raised; `done` is called once it really has ended, with
+        whether it did so by itself."""
         work = _start(function, message)
         try:
             while await _ended(work, deadline):
@@ -157,9 +174,8 @@ class CallBroker:
                 work = asyncio.ensure_future(_await(result))
             return _Raised(TimeoutError(f"{_name(function)} did not return in time"))
         finally:
-            if isinstance(work, asyncio.Task):
-                work.cancel()
-            work.add_done_callback(lambda _: done())
+            given_up = isinstance(work, asyncio.Task) and work.cancel()
+            work.add_done_callback(lambda _: done(not given_up))
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -185,7 +201,7 @@ class LookUpCallBroker(CallBroker):
 
     async def lookup(self, message: Message) -> Outcome:
         deadline = self._now() + self._options.send_timeout_seconds
-        answer = await self._call(self._lookup, message, deadline, lambda: None)
+        answer = await self._call(self._lookup, message, deadline, lambda _: None)
         if isinstance(answer, Delivered | Transient | Permanent | Unknown):
             return answer
         if answer is True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from postroom import signals
-from postroom.brokers.base import DELIVERED, Delivered, Outcome, Permanent, Unknown
+from postroom.brokers.base import CROWDED, DELIVERED, Delivered, Outcome, Permanent, Unknown
 
 __all__ = ["tell"]
 
@@ -19,7 +19,7 @@ def tell(url: str, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Permanent):
                 results["permanent"] += 1
-            elif not isinstance(outcome, Delivered):
+            elif not isinstance(outcome, Delivered) and outcome != CROWDED:
                 name = "unknown" if isinstance(outcome, Unknown) else "transient"
                 results["down" if getattr(outcome, "down", None) else name] += 1
     signals.emit(

@@ -187,6 +187,7 @@ class _Batch:
         self._change = self._new_change()
         self._stopped: set[tuple[str, str]] = set()
         self._left: list[Message] = []
+        self._crowded = False  # whether any is left only because there was no room for it
         self._dirty = False
         self._by_order: dict[tuple[str, str], list[Message]] = {}
         self._suspects = False
@@ -198,7 +199,7 @@ class _Batch:
         return Change(self.lane.fence, from_held=self.from_held)
 
     async def work(self) -> bool:
-        """Take the batch as far as it goes; returns whether anything moved."""
+        """Take the batch as far as it goes; returns whether anything moved, or may do so now."""
         ready = self._sort_out()
         for segment in segments(ready, self.lane.leftovers):
             self._suspects = self._suspects or segment.chunk > 0
@@ -214,7 +215,7 @@ class _Batch:
             self.desk.horizon.rewind(self.lane.fence.lane, first)
         if self._suspects:
             await self.lane.forget()
-        return len(self._left) < len(self.messages)
+        return self._crowded or len(self._left) < len(self.messages)
 
     def _sort_out(self) -> list[Message]:
         """What can be sent: keys that are held keep theirs back, and what expired is over."""
@@ -319,6 +320,7 @@ class _Batch:
             self._dirty = True
         else:
             assert isinstance(answer, Down | Unsent)
+            self._crowded = self._crowded or (isinstance(answer, Unsent) and answer.crowded)
             self._left += [message, *followers]
 
     def _followers(self, message: Message) -> list[Message]:

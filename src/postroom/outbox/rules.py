@@ -6,6 +6,7 @@ Transient, Unknown    Hold(delay), or Bury when the attempts are spent
 … with down=          Down: the destination's fault, no attempt is spent
 Permanent             Bury
 Transient, BEHIND     Unsent: what it waits for has a verdict of its own
+Transient, CROWDED    Unsent, and tried again at once: there was no room for it
 
 What may have arrived is in doubt. A doubt ends only with Delivered, or with the definite answer of
 somebody who was asked: `may_be_sent` and `after_a_look` say what an answer is worth.
@@ -19,6 +20,7 @@ from typing import TypeAlias
 
 from postroom.brokers.base import (
     BEHIND,
+    CROWDED,
     NOT_ARRIVED,
     Delivered,
     Outcome,
@@ -39,6 +41,7 @@ from postroom.retry import RetryPolicy
 from postroom.signals import redact
 
 __all__ = [
+    "NO_ROOM",
     "SETTLED",
     "UNSENT",
     "Breaker",
@@ -115,12 +118,16 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """The worker stopped before it was its turn: it stays where it is."""
+    """It stays where it is: the worker stopped before it was its turn, or `crowded`, there was no
+    room for it among those under way."""
+
+    crowded: bool = False
 
 
 Verdict: TypeAlias = Settled | Hold | Bury | Down | Unsent
 SETTLED = Settled()
 UNSENT = Unsent()
+NO_ROOM = Unsent(crowded=True)
 
 
 def verdict(
@@ -137,6 +144,8 @@ def verdict(
         return SETTLED if outcome.answer is None else Settled(outcome.answer)
     if outcome == BEHIND:
         return UNSENT
+    if outcome == CROWDED:
+        return NO_ROOM
     # Redacted before it is cut: half a URL would not be known for one.
     text = storable(redact(outcome.text[: 4 * ERROR_CHARACTERS]))
     code = storable(outcome.code, CODE_CHARACTERS)

@@ -17,6 +17,7 @@ from typing import cast
 
 from postroom import failpoints, signals
 from postroom.brokers.base import (
+    CROWDED,
     DELIVERED,
     Broker,
     BrokerOptions,
@@ -387,7 +388,9 @@ class Sender:
         ups: dict[str, int] = {}
         # Whatever the broker said of a single message or topic, it lives.
         answered = sum(
-            not isinstance(outcome, Unknown) and getattr(outcome, "down", None) != "broker"
+            not isinstance(outcome, Unknown)
+            and getattr(outcome, "down", None) != "broker"
+            and outcome != CROWDED
             for outcome in outcomes
         )
         for message, answer in zip(messages, verdicts, strict=True):
@@ -399,7 +402,10 @@ class Sender:
             elif isinstance(answer, Hold) and not answer.spent:
                 if url in self._breakers:  # a probe that could not even ask
                     downs.setdefault(url, Down("broker", answer.code, answer.text))
-            elif name in self._breakers and not isinstance(answer, Unsent):
+            elif isinstance(answer, Unsent):
+                if answer.crowded and name in self._breakers:
+                    self._breakers[name].learnt_nothing(self._clock())
+            elif name in self._breakers:
                 ups[name] = ups.get(name, 0) + 1
         for name, down in downs.items():
             self._is_down(name, down)
@@ -410,6 +416,8 @@ class Sender:
             self._answered_at[url] = self._clock()
         if url not in downs and answered:
             self._is_up(url, answered)
+        elif url not in downs and url in self._breakers and CROWDED in outcomes:
+            self._breakers[url].learnt_nothing(self._clock())
         return verdicts
 
     def _no_route(self, topic: str) -> Down:
