@@ -18,6 +18,7 @@ from served import Served
 
 BUSY = '{"reason_code": "busy"}'
 BOOKED, REJECTED = '{"status": "booked"}', '{"status": "rejected", "reason_code": "market_closed"}'
+MOVED = (301, 302, 307, 308, 421, 426)
 PROXY = "upstream connect error or disconnect/reset before headers"
 
 
@@ -30,12 +31,17 @@ class Scripted:
         routes = [
             Route("/orders", self.answer, methods=["POST"]),
             Route("/orders/{id}", self.answer),
+            Route("/elsewhere", self.elsewhere, methods=["GET", "POST"]),
         ]
         self.served = Served(Starlette(routes=routes))
 
     async def answer(self, call: Request) -> Response:
         self.tokens.append(call.headers.get("authorization"))
-        return Response(self.text, self.status, headers={"retry-after": "2"})
+        headers = {"retry-after": "2", "location": f"{self.served.url}/elsewhere"}
+        return Response(self.text, self.status, headers=headers)
+
+    async def elsewhere(self, call: Request) -> Response:
+        raise AssertionError("a redirect was followed")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +86,10 @@ def kind(outcome: Outcome) -> tuple[Any, ...]:
         (200, "<html>", (Unknown, "bad_answer", None)),
         (200, "[]", (Unknown, "bad_answer", None)),
         *((status, "no", (Transient, f"http_{status}", "broker")) for status in (401, 403, 404)),
-        (405, "", (Transient, "http_405", "broker")),
+        *((status, "", (Transient, f"http_{status}", "broker")) for status in (405, *MOVED)),
+        *((status, REJECTED, (Permanent, "market_closed", None)) for status in (307, 308)),
+        (302, BOOKED, (Unknown, "http_302", None)),
+        (303, "", (Unknown, "http_303", None)),  # as said of what was done
     ],
 )
 async def test_what_an_answer_to_an_order_means(
@@ -97,7 +106,7 @@ async def test_what_an_answer_to_an_order_means(
         (200, REJECTED, (Permanent, "market_closed", None)),
         (404, '{"reason_code": "no_such_order"}', (Transient, "not_arrived", None)),
         (404, "<h1>Not Found</h1>", (Unknown, "http_404", "broker")),
-        (401, "", (Unknown, "http_401", "broker")),
+        *((status, "", (Unknown, f"http_{status}", "broker")) for status in (401, 303, *MOVED)),
         (503, BUSY, (Unknown, "http_503", "broker")),
         (500, "", (Unknown, "http_500", None)),
     ],

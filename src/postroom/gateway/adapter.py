@@ -28,9 +28,11 @@ ANSWER_BYTES = 64_000
 TIMEOUT_SECONDS = 5.0
 CONNECTIONS = 8
 _REJECTED = {400, 402, 406, 410, 413, 415, 422}
-# Wrong credentials or a wrong address: not this order's fault, and no other would fare better.
-_NOT_LET_IN = {401, 403, 404, 405, 407}
-_NOBODY_THERE = _NOT_LET_IN | {429, 502, 503, 504}
+# Wrong credentials or a wrong address: not this order's fault, and no other would fare better. No
+# redirect is followed. 303 is none of these: it is said of what was done, perhaps of the order.
+_MOVED = {301, 302, 307, 308, 421, 426}
+_NOT_LET_IN = {401, 403, 404, 405, 407} | _MOVED
+_NOBODY_THERE = _NOT_LET_IN | {303, 429, 502, 503, 504}
 
 _pools: dict[int, tuple[asyncio.AbstractEventLoop, Any]] = {}
 
@@ -57,21 +59,22 @@ async def send(message: Message) -> Outcome:
     rejected = said.get("status") == "rejected" or ("reason_code" in said and status in _REJECTED)
     if rejected and status in _REJECTED | _NOT_LET_IN:
         return Permanent(_reason(text), text)
-    if status in _NOT_LET_IN:
-        return Transient(f"http_{status}", text, down="broker")
+    if status in _NOT_LET_IN and said.get("status") != "booked":
+        return Transient(f"http_{status}", _where(status, text, headers), down="broker")
     return Unknown(f"http_{status}", text)
 
 
 async def lookup(message: Message) -> Outcome:
     """What became of an order, by its client order id."""
     try:
-        status, text, _ = await _ask("GET", f"/orders/{message.id}")
+        status, text, headers = await _ask("GET", f"/orders/{message.id}")
     except (OSError, ConfigurationError) as error:
         return Unknown("no_answer", f"the exchange gave no answer: {error}", down="broker")
     if status == 200:
         return _told(text)
     if status == 404 and "reason_code" in _document(text):
         return Transient("not_arrived", "the exchange has no order of this id")
+    text = _where(status, text, headers)
     return Unknown(f"http_{status}", text, "broker" if status in _NOBODY_THERE else None)
 
 
@@ -100,6 +103,14 @@ def _told(text: str) -> Outcome:
     if state == "rejected":
         return Permanent(_reason(text), text)
     return Unknown("bad_answer", f"the exchange says neither booked nor rejected: {text[:200]}")
+
+
+def _where(status: int, text: str, headers: dict[str, str]) -> str:
+    """An answer, and where it points to instead: most of them say nothing else."""
+    if not 300 <= status < 400:
+        return text
+    place = headers.get("location", "nowhere")[:500]
+    return f"it points to {place}, which is not followed. {text}".rstrip()
 
 
 def _reason(text: str) -> str:

@@ -7,9 +7,11 @@ first, then the bytes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from postroom.derivation import Part
@@ -54,6 +56,10 @@ class Turn:
         self._tx: KeyedTransaction | None = None
         self._connection: AsyncConnection | Connection | None = None
         self._session: AsyncSession | Session | None = None
+        self._claimed = False
+        # Several providers of one request may ask at once: the first of them claims.
+        self._by_tasks: asyncio.Lock | None = None
+        self._by_threads = RLock()
 
     def key_for(self, *steps: Part) -> str:
         """A key for something done on behalf of this request: the same at every attempt."""
@@ -74,32 +80,40 @@ class Turn:
         """An AsyncSession on the transaction of this request; begun and claimed at first call."""
         from sqlalchemy.ext.asyncio import AsyncSession
 
-        self._one_engine(engine)
+        connection = await self.connection_async(engine)
         if self._session is None:
-            connection = await self.connection_async(engine)
             self._session = AsyncSession(connection, **{"expire_on_commit": False} | options)
         return self._session  # type: ignore[return-value]
 
     async def connection_async(self, engine: AsyncEngine) -> AsyncConnection:
         """The same for those who work without the ORM."""
         self._one_engine(engine)
-        if self._connection is None:
-            with self._claiming():
-                guard(engine.sync_engine)
-                self._connection = await engine.connect()
-                verdict = await self._connection.run_sync(self._begin)
-            self._begun(verdict)
+        if not self._claimed:
+            if self._by_tasks is None:
+                self._by_tasks = asyncio.Lock()
+            async with self._by_tasks:
+                if not self._claimed:
+                    await self._claim_async(engine)
         return self._connection  # type: ignore[return-value]
+
+    async def _claim_async(self, engine: AsyncEngine) -> None:
+        if self._open():  # of one that was cancelled, or has failed
+            await self.end_async()
+        with self._claiming():
+            guard(engine.sync_engine)
+            self._connection = await engine.connect()
+            verdict = await self._connection.run_sync(self._begin)
+        self._begun(verdict)
 
     def session(self, engine: Engine, **options: Any) -> Session:
         """A Session on the transaction of this request; begun and claimed at first call."""
         from sqlalchemy.orm import Session
 
-        self._one_engine(engine)
-        if self._session is None:
+        with self._by_threads:
             connection = self.connection(engine)
-            self._session = Session(connection, **{"expire_on_commit": False} | options)
-        return self._session  # type: ignore[return-value]
+            if self._session is None:
+                self._session = Session(connection, **{"expire_on_commit": False} | options)
+            return self._session  # type: ignore[return-value]
 
     async def session_in_thread(self, engine: Engine, **options: Any) -> Session:
         """`session` for a route in a thread: its claim may wait, in a thread of ours."""
@@ -111,14 +125,20 @@ class Turn:
 
     def connection(self, engine: Engine) -> Connection:
         """The same for those who work without the ORM."""
-        self._one_engine(engine)
-        if self._connection is None:
-            with self._claiming():
-                guard(engine)
-                self._connection = engine.connect()
-                verdict = self._begin(self._connection)
-            self._begun(verdict)
-        return self._connection  # type: ignore[return-value]
+        with self._by_threads:
+            self._one_engine(engine)
+            if not self._claimed:
+                self._claim(engine)
+            return self._connection  # type: ignore[return-value]
+
+    def _claim(self, engine: Engine) -> None:
+        if self._open():
+            self.end()
+        with self._claiming():
+            guard(engine)
+            self._connection = engine.connect()
+            verdict = self._begin(self._connection)
+        self._begun(verdict)
 
     def _begin(self, connection: Connection) -> Verdict | None:
         self._tx = KeyedTransaction(connection, self.asked)
@@ -135,6 +155,8 @@ class Turn:
     @contextmanager
     def _claiming(self) -> Iterator[None]:
         """What cannot be claimed is not carried out; without a key the error is the route's."""
+        if self.instead is not None:  # whoever came first was told so
+            raise Answered(self.instead)
         if self.asked is not None:
             owned(self.asked.name)
         try:
@@ -148,6 +170,7 @@ class Turn:
     def _begun(self, verdict: Verdict | None) -> None:
         self.used = True
         if verdict is None or isinstance(verdict, Mine):
+            self._claimed = True
             return
         assert self.asked is not None
         tell_replay(self.asked, verdict)
@@ -217,6 +240,7 @@ class Turn:
         """The same in a thread, or in the greenlet of an async connection."""
         connection, session = _inner(self._connection), _inner(self._session)
         self._connection = self._session = None
+        self._claimed = False
         with suppress(Exception):
             if session is not None:
                 session.close()
