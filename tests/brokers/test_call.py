@@ -403,6 +403,45 @@ async def test_a_lookup_that_fails_leaves_it_unknown(make: Make) -> None:
     assert "canary" not in outcome.text
 
 
+async def test_no_more_lookups_at_a_time_than_allowed_and_sends_do_not_wait_for_them() -> None:
+    running, most, release = 0, 0, asyncio.Event()
+
+    async def asked(message: Message) -> bool:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await release.wait()
+        running -= 1
+        return True
+
+    broker = LookUpCallBroker(lambda _: None, asked, QUICK)
+    looks = [asyncio.create_task(broker.lookup(make_message())) for _ in range(6)]
+    await asyncio.sleep(0.05)
+    assert await broker.send(make_messages(3)) == [Delivered()] * 3
+    release.set()
+    assert await asyncio.gather(*looks) == [Delivered()] * 6
+    assert most == 2
+
+
+async def test_a_lookup_that_finds_no_room_says_whether_any_returns() -> None:
+    async def slow(message: Message) -> bool:
+        await asyncio.sleep(0.3 if message.key == "slow" else 60)
+        return True
+
+    def of(key: str) -> list[Message]:
+        return [make_message(key=key) for _ in range(10)]
+
+    broker = LookUpCallBroker(lambda _: None, slow, QUICK)
+    told = await asyncio.gather(*map(broker.lookup, of("slow")))
+    assert set(told) == {Delivered(), CROWDED}
+    told = await asyncio.gather(*map(broker.lookup, of("hangs")))
+    unheard = [each for each in told if isinstance(each, Unknown)]
+    assert len(unheard) == 10
+    assert {(each.code, each.down) for each in unheard} == {
+        ("TimeoutError", "broker"),
+        ("busy", "broker"),
+    }
+
+
 async def test_lookup_is_found_beside_the_function_or_on_it(shop: Any) -> None:
     shop.send = functools.partial(lambda _: None)
     shop.lookup = lambda _: True

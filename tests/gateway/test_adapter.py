@@ -1,8 +1,12 @@
 """The adapter that is shipped: "rejected" and "not arrived" only when the exchange has said so."""
 
+import asyncio
+import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
+import httpcore
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -11,7 +15,7 @@ from starlette.routing import Route
 
 from helpers_messages import make_message
 from postroom.brokers import open_broker
-from postroom.brokers.base import Delivered, Outcome, Permanent, Transient, Unknown
+from postroom.brokers.base import CROWDED, Delivered, Outcome, Permanent, Transient, Unknown
 from postroom.errors import Unreachable
 from postroom.gateway import adapter
 from served import Served
@@ -116,6 +120,35 @@ async def test_what_an_answer_to_a_question_means(
 ) -> None:
     exchange.status, exchange.text = status, text
     assert kind(await adapter.lookup(make_message())) == expected
+
+
+async def test_what_got_no_connection_was_not_sent(
+    exchange: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTROOM_EXCHANGE_TIMEOUT_SECONDS", "0.5")
+    monkeypatch.setattr(adapter, "CONNECTIONS", 1)
+    monkeypatch.setattr(adapter, "_pools", {})
+    exchange.status, exchange.text = 200, BOOKED
+    async with adapter._pool(httpcore).stream("GET", f"{exchange.served.url}/orders/x"):
+        exchange.tokens.clear()
+        assert await adapter.send(make_message(b"{}")) == CROWDED
+        assert await adapter.lookup(make_message()) == CROWDED
+    assert exchange.tokens == []
+    assert kind(await adapter.send(make_message(b"{}"))) == (Delivered, None, None)
+
+
+async def test_what_nobody_accepts_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTROOM_EXCHANGE_TIMEOUT_SECONDS", "0.5")
+    with contextlib.ExitStack() as open_sockets:
+        door = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(2):  # its queue is full now: whoever else comes hears nothing
+            queued = open_sockets.enter_context(socket.socket())
+            queued.setblocking(False)
+            queued.connect_ex(door.getsockname())
+        await asyncio.sleep(0.05)
+        monkeypatch.setenv("POSTROOM_EXCHANGE_URL", f"http://127.0.0.1:{door.getsockname()[1]}")
+        outcome = await adapter.send(make_message(b"{}"))
+    assert kind(outcome) == (Transient, "unreachable", "broker")
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://exchange"])

@@ -214,10 +214,12 @@ class Searchable(Stub):
         super().__init__(*answers)
         self.found = found
         self.asked: list[int] = []
+        self.crowded = 0
 
     async def lookup(self, message: Message) -> Outcome:
         self.asked.append(int(message.payload))
-        return self.found
+        self.crowded -= 1
+        return CROWDED if self.crowded >= 0 else self.found
 
 
 @pytest.mark.parametrize("on_dead", ["hold", "continue"])
@@ -274,6 +276,17 @@ async def test_a_broker_that_can_look_up_is_asked(post: Post, found: Outcome) ->
     # At once, and once more before it is sent again: it may have been on its way.
     assert stub.asked == ([1] if arrived else [1, 1])
     assert stub.sent == ([1] if arrived else [1, 1])
+
+
+async def test_who_found_no_room_to_ask_asks_again(post: Post) -> None:
+    stub = Searchable(Delivered(), [Unknown("lost", "no answer")])
+    stub.crowded = 2
+    relay = post.relay("memory://stub", brokers={"memory://stub": stub})
+    post.publish(note("k", 1))
+    drained = await relay.drain_once()
+    assert drained == Drained(delivered=1, held=0, dead=0, elsewhere=0)
+    assert stub.asked == [1, 1, 1]
+    assert stub.sent == [1]
 
 
 @pytest.mark.parametrize(

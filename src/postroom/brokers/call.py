@@ -25,7 +25,7 @@ At most `concurrency` calls run at a time, and `send` as a whole keeps the timeo
 finds no free slot in the first half of it is not started. If calls returned meanwhile, it waits for
 its turn anew, and no attempt is spent; if none did, the broker counts as down for a while. An async
 call that takes too long is cancelled. One that hangs in a thread cannot be ended: it keeps its slot
-until it returns, and no other message starts there.
+until it returns, and no other message starts there. As many look-ups run beside them.
 
 If the function has an attribute `lookup`, or its module a function of that name, it is asked about
 messages of unknown fate: True means arrived, False not arrived, None still unknown; an Outcome may
@@ -110,6 +110,7 @@ class CallBroker:
         self._concurrency = max(self._options.concurrency, 1)
         self.capabilities = Capabilities(max_batch=self._concurrency)
         self._slots = _Slots(self._concurrency)
+        self._questions = _Slots(self._concurrency)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def send(self, batch: Sequence[Message], *, epoch: int = 0) -> list[Outcome]:
@@ -150,12 +151,15 @@ class CallBroker:
         if self._loop is not loop:
             self._loop = loop
             self._slots = _Slots(self._concurrency)
+            self._questions = _Slots(self._concurrency)
 
     async def _take(self, message: Message, deadline: float, before: int) -> Outcome:
         """The outcome for one message. `before`: how many calls had returned when it came."""
         slots = self._slots
         if not await slots.take(deadline - self._options.send_timeout_seconds / 2):
-            return CROWDED if slots.returned > before else self._stuck()
+            if slots.returned > before:
+                return CROWDED
+            return Transient("busy", self._stuck(self._function), down="broker")
         answer = await self._call(self._function, message, deadline, slots.free)
         return _outcome(answer, self, certain=not (self.can_be_asked or is_request(message)))
 
@@ -180,12 +184,11 @@ class CallBroker:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _stuck(self) -> Outcome:
-        text = (
-            f"none of the {self._concurrency} calls of {self!r} that may run at a time returned "
-            f"within {self._options.send_timeout_seconds / 2:g} s"
+    def _stuck(self, function: Function) -> str:
+        return (
+            f"none of the {self._concurrency} calls of call:{_name(function)} that may run at a "
+            f"time returned within {self._options.send_timeout_seconds / 2:g} s"
         )
-        return Transient("busy", text, down="broker")
 
 
 class LookUpCallBroker(CallBroker):
@@ -200,8 +203,15 @@ class LookUpCallBroker(CallBroker):
         self._lookup = lookup
 
     async def lookup(self, message: Message) -> Outcome:
+        self._come_home()
         deadline = self._now() + self._options.send_timeout_seconds
-        answer = await self._call(self._lookup, message, deadline, lambda _: None)
+        slots = self._questions  # of their own, so that neither kind waits for the other
+        before = slots.returned
+        if not await slots.take(deadline - self._options.send_timeout_seconds / 2):
+            if slots.returned > before:
+                return CROWDED
+            return Unknown("busy", self._stuck(self._lookup), down="broker")
+        answer = await self._call(self._lookup, message, deadline, slots.free)
         if isinstance(answer, Delivered | Transient | Permanent | Unknown):
             return answer
         if answer is True:

@@ -18,7 +18,7 @@ import os
 import re
 from typing import Any
 
-from postroom.brokers.base import Delivered, Outcome, Permanent, Transient, Unknown
+from postroom.brokers.base import CROWDED, Delivered, Outcome, Permanent, Transient, Unknown
 from postroom.errors import ConfigurationError, MissingDriver
 from postroom.messages import Message
 
@@ -27,12 +27,20 @@ __all__ = ["lookup", "send"]
 ANSWER_BYTES = 64_000
 TIMEOUT_SECONDS = 5.0
 CONNECTIONS = 8
+# Of the time for the whole, how much each step before the sending may take: waiting for one of our
+# connections, the TCP handshake, the TLS handshake. What is given up there was certainly not sent.
+BEFOREHAND = 0.3
 _REJECTED = {400, 402, 406, 410, 413, 415, 422}
 # Wrong credentials or a wrong address: not this order's fault, and no other would fare better. No
 # redirect is followed. 303 is none of these: it is said of what was done, perhaps of the order.
 _MOVED = {301, 302, 307, 308, 421, 426}
 _NOT_LET_IN = {401, 403, 404, 405, 407} | _MOVED
 _NOBODY_THERE = _NOT_LET_IN | {303, 429, 502, 503, 504}
+
+
+class _Crowded(ConnectionRefusedError):
+    """All of our own connections were taken: it was not sent, and the exchange need not be down."""
+
 
 _pools: dict[int, tuple[asyncio.AbstractEventLoop, Any]] = {}
 
@@ -44,6 +52,8 @@ async def send(message: Message) -> Outcome:
         status, text, headers = await _ask("POST", "/orders", json.dumps(order).encode())
     except ConfigurationError as error:
         return Transient("misconfigured", str(error), down="broker")
+    except _Crowded:
+        return CROWDED
     except ConnectionRefusedError as error:
         return Transient("unreachable", str(error), down="broker")  # it got nothing
     except OSError as error:
@@ -68,6 +78,8 @@ async def lookup(message: Message) -> Outcome:
     """What became of an order, by its client order id."""
     try:
         status, text, headers = await _ask("GET", f"/orders/{message.id}")
+    except _Crowded:
+        return CROWDED
     except (OSError, ConfigurationError) as error:
         return Unknown("no_answer", f"the exchange gave no answer: {error}", down="broker")
     if status == 200:
@@ -155,7 +167,8 @@ async def _ask(
     httpcore = _httpcore()
     url, headers = _address(), _headers()
     seconds = _patience()
-    timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
+    timeouts = {"read": seconds, "write": seconds}
+    timeouts |= dict.fromkeys(("pool", "connect"), BEFOREHAND * seconds)
     try:
         async with asyncio.timeout(seconds):
             async with _pool(httpcore).stream(
@@ -167,7 +180,9 @@ async def _ask(
                     body += chunk
                     if len(body) > ANSWER_BYTES:
                         raise OSError("its answer is too long")
-    except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout) as error:
+    except httpcore.PoolTimeout as error:
+        raise _Crowded(f"all {CONNECTIONS} connections to it are taken") from error
+    except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
         raise ConnectionRefusedError(str(error) or type(error).__name__) from error
     except httpcore.UnsupportedProtocol as error:
         raise ConfigurationError(f"POSTROOM_EXCHANGE_URL: {error}") from error

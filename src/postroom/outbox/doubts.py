@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from postroom import failpoints
-from postroom.brokers.base import CanLookUp, Delivered, Outcome, Transient, Unknown
+from postroom.brokers.base import CROWDED, CanLookUp, Delivered, Outcome, Transient, Unknown
 from postroom.messages import Message
 from postroom.outbox.rules import after_a_look, in_doubt, learnt, may_be_sent
 from postroom.signals import redact
@@ -22,6 +22,7 @@ __all__ = ["Doubts", "Finding"]
 
 ERROR_CHARACTERS = 2000
 MOST_UNSETTLED = 10_000
+TURN_SECONDS = 0.02
 NOT_WRITTEN = Unknown("unsettled", "it was sent, and what became of it was not written down")
 
 
@@ -100,8 +101,12 @@ class Doubts:
         """What was learnt; after an outage, or an error, as little as in `silence`."""
         failpoints.hit("relay.lookup.before")
         try:
-            async with asyncio.timeout(self._timeout):
-                found = await broker.lookup(message)
+            found: Outcome = CROWDED
+            while found == CROWDED:  # so many are asked about at a time, and it is not its turn yet
+                async with asyncio.timeout(self._timeout):
+                    found = await broker.lookup(message)
+                    if found == CROWDED:
+                        await asyncio.sleep(TURN_SECONDS)
         except Exception as error:
             text = redact(f"{silence.text}; look-up failed: {error}")[:ERROR_CHARACTERS]
             found = Unknown(silence.code, text, down="broker")  # nobody could be asked
