@@ -1,26 +1,32 @@
 """`postroom gateway --simulate` ends well: with nothing at hand but the command, and whatever lies
 about where it is played."""
 
+import asyncio
 import io
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 from rich.console import Console
 
 from helpers import eventually_async
+from postroom import Ledger
 from postroom.errors import ConfigurationError, PostroomError
 from postroom.gateway import tokens_from
 from postroom.gateway.children import Child
-from postroom.gateway.exchange import Manners
+from postroom.gateway.exchange import Book, Manners
+from postroom.gateway.load import Load
 from postroom.ops import gateway_show
 
 TRUE = (
     "✓ every order was accepted once",
     "✓ no order is in the exchange's book twice",
-    "✓ what the ledger calls succeeded is in its book",
+    "✓ what the ledger calls succeeded is booked there",
     "✓ clients always got a true answer",
 )
 REAL = """
@@ -31,12 +37,15 @@ def send(message):
 """
 
 
-def simulate(folder: Path, orders: int, **environment: str) -> subprocess.CompletedProcess[str]:
+def simulate(
+    folder: Path, orders: int, *, manners: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
     clean |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "100"}
     command = ("-m", "postroom.ops.cli", "gateway", "--simulate", "--orders", str(orders))
+    how = () if manners is None else ("--manners", manners)
     return subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, *command, *how],
         cwd=folder,
         env=clean | environment,
         capture_output=True,
@@ -71,6 +80,62 @@ def test_settings_of_the_place_where_it_is_played_do_not_stop_it(tmp_path: Path)
     assert done.returncode == 0, done.stdout + done.stderr
     for line in TRUE:
         assert line in done.stdout, done.stdout
+
+
+def verdict_on(folder: Path, *orders: tuple[str, bool, str | None]) -> tuple[bool, str]:
+    """What is said of orders: each with its state, whether it ended, and what the book says."""
+    screen = Console(file=io.StringIO(), width=200)
+    show = gateway_show.Show(folder, screen, len(orders), Manners(), 1)
+    asyncio.run(show.prepare())
+    load = Load("http://nowhere", orders=len(orders))
+    with closing(sqlite3.connect(show.ledger)) as tx, closing(Book(str(show.book))) as book:
+        for number, (state, ended, status) in enumerate(orders):
+            entry = Ledger().accept(tx, {}, key=f"k{number}", type="t", topic="t").entry
+            load.told.ids[entry.key] = entry.id
+            tx.execute(
+                "UPDATE postroom_ledger SET state = ?, finished_at = ? WHERE id = ?",
+                (state, 1 if ended else None, entry.id),
+            )
+            if status is not None:
+                book.enter(entry.id, {}, None if status == "booked" else "market_closed")
+        tx.commit()
+    return show._verdict(load), cast(io.StringIO, screen.file).getvalue()
+
+
+PLACED, REJECTED = ("succeeded", True, "booked"), ("failed", True, "rejected")
+
+
+def test_it_ends_well_if_every_order_is_known_to_be_placed_or_not(tmp_path: Path) -> None:
+    right, said = verdict_on(tmp_path, PLACED, REJECTED, ("failed", True, None))
+    assert right, said
+    assert "✗" not in said
+    assert "?" not in said
+
+
+@pytest.mark.parametrize(
+    ("order", "line"),
+    [
+        (("accepted", False, None), "✗ every order came to its end"),
+        (("unknown", False, "booked"), "✗ every order came to its end"),
+        (("unknown", True, None), "? 1 ended as unknown, of which 0 are booked"),
+        (("unknown", True, "booked"), "? 1 ended as unknown, of which 1 are booked"),
+        (("succeeded", True, None), "✗ what the ledger calls succeeded is booked there"),
+        (("succeeded", True, "rejected"), "✗ what the ledger calls succeeded is booked there"),
+        (("failed", True, "booked"), "✗ what it calls failed is not"),
+    ],
+)
+def test_it_does_not_end_well_if_an_order_has_no_end_or_a_wrong_one(
+    tmp_path: Path, order: tuple[str, bool, str | None], line: str
+) -> None:
+    right, said = verdict_on(tmp_path, PLACED, order)
+    assert not right, said
+    assert line in said
+
+
+def test_what_the_exchange_loses_does_not_end_well(tmp_path: Path) -> None:
+    done = simulate(tmp_path, 1, manners="lost=1,hang_seconds=0.01")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 ended as unknown, of which 0 are booked" in done.stdout
 
 
 async def test_what_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

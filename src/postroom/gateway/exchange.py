@@ -139,6 +139,10 @@ class Book:
         """Every entry's client order id."""
         return [id for (id,) in self._file.execute("SELECT id FROM book ORDER BY number")]
 
+    def entries(self) -> list[tuple[str, str]]:
+        """Every entry's client order id and status."""
+        return self._file.execute("SELECT id, status FROM book ORDER BY number").fetchall()
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
