@@ -4,17 +4,19 @@ about where it is played."""
 import asyncio
 import io
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import cast
 
 import pytest
 from rich.console import Console
 
-from helpers import eventually_async
+from helpers import eventually, eventually_async
 from postroom import Ledger
 from postroom.errors import ConfigurationError, PostroomError
 from postroom.gateway import tokens_from
@@ -136,6 +138,47 @@ def test_what_the_exchange_loses_does_not_end_well(tmp_path: Path) -> None:
     done = simulate(tmp_path, 1, manners="lost=1,hang_seconds=0.01")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 ended as unknown, of which 0 are booked" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_what_is_ended_leaves_nothing_behind(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
+    clean |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    clean |= {"TMPDIR": str(tmp_path / "temporary")}
+    command = ("-m", "postroom.ops.cli", "gateway", "--simulate", "--orders", "2000")
+    show = subprocess.Popen([sys.executable, *command], env=clean, stdout=subprocess.DEVNULL)
+    children: list[int] = []
+    try:
+        eventually(lambda: len(list(tmp_path.glob("temporary/*/*.log"))) == 3, 60)
+        time.sleep(1.0)
+        children = children_of(show.pid)
+        assert len(children) >= 2, "some of the three may have been killed just now"
+        show.send_signal(number)
+        begun = time.monotonic()
+        assert show.wait(30) == code
+        assert time.monotonic() - begun < 5
+        assert list(tmp_path.glob("temporary/*")) == []
+        assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+    finally:
+        show.kill()
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    children = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if path.read_text().rpartition(")")[2].split()[1] == str(pid):
+                children.append(int(path.parent.name))
+    return children
 
 
 async def test_what_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

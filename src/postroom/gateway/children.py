@@ -43,19 +43,23 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._broken_off = False
 
     async def __aenter__(self) -> Child:
         self._task = asyncio.create_task(self._keep())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        """It may finish what it does; not if the block was broken off, when nobody waits for it."""
         self._stopping = True
-        self._signal(signal.SIGTERM)
+        self._broken_off = exc[0] is not None
         assert self._task is not None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(15):
-                await asyncio.shield(self._task)
-            return
+        if not self._broken_off:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(15):
+                    await asyncio.shield(self._task)
+                return
         self._signal(signal.SIGKILL)
         await self._task
 
@@ -82,6 +86,8 @@ class Child:
                     stdout=log,
                     stderr=log,
                 )
+            if self._broken_off:
+                self.kill()  # it was just being started
             code = await self._process.wait()
             if not self._stopping:
                 self.deaths += 1

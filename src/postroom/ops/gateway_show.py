@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -54,8 +55,9 @@ async def play(
     seed = random.randrange(10_000) if seed is None else seed
     with tempfile.TemporaryDirectory(prefix="postroom-gateway-", ignore_cleanup_errors=True) as at:
         show = Show(Path(at), screen, orders, manners or MANNERS, seed)
-        await show.prepare()
-        return await show.run()
+        with _ended_by_sigterm():
+            await show.prepare()
+            return await show.run()
 
 
 class Show:
@@ -103,7 +105,7 @@ class Show:
                         if time.monotonic() - self._begun > DEADLINE_SECONDS:
                             break
                         await asyncio.sleep(0.2)
-            except PostroomError:
+            except BaseException:
                 clients.cancel()
                 raise
             finally:
@@ -234,6 +236,30 @@ class Show:
                 "`postroom ledger resolve`.[/]"
             )
         return all(checks.values()) and not unknown
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that no process and no directory is left."""
+    task, loop, told = asyncio.current_task(), asyncio.get_running_loop(), False
+
+    def end() -> None:
+        nonlocal told
+        told = True
+        if task is not None:
+            task.cancel()
+
+    with suppress(NotImplementedError):  # Windows has no such signal
+        loop.add_signal_handler(signal.SIGTERM, end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if told:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+    finally:
+        with suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGTERM)
 
 
 def _look(path: Path) -> sqlite3.Connection:
