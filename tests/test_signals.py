@@ -133,7 +133,7 @@ def test_a_long_list_is_counted_in_the_log_and_whole_for_listeners(
         signals.emit(
             "message.delivered", lane=0, status="succeeded", count=50, ages_seconds=[0.5] * 50
         )
-    assert log.lines[0].endswith("lane=0 status=succeeded count=50 ages_seconds=[50 values]")
+    assert log.lines[0].endswith('status=succeeded count=50 ages_seconds="[50 values]"')
     assert len(heard[0][1]["ages_seconds"]) == 50
 
 
@@ -141,7 +141,58 @@ def test_a_line_of_text_has_nothing_that_a_terminal_acts_on() -> None:
     with Log(TextFormatter()) as log:
         signals.emit("notify.lost", error="\x1b[31m\x07 \x9b31m\x85\x7f\u2028\u2029 end")
     assert log.lines[0].isprintable(), log.lines
-    assert log.lines[0].endswith(r"\x1b[31m\x07 \x9b31m\x85\x7f\u2028\u2029 end")
+    shown = r"\u001b[31m\u0007 \u009b31m\u0085\u007f\u2028\u2029 end"
+    assert log.lines[0].endswith(f'error="{shown}"')
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "x status=succeeded attempts=99",
+        'x" status=succeeded y="',
+        "x' status=succeeded y='",
+        "x\\",
+        "x\nsignal status=succeeded",
+        "x\u2003status=succeeded",
+        "x\u202e",
+        'token="x" status=succeeded',
+        "Bearer x status=succeeded",
+        "https://h/#x",
+        'https://h/#x" status=succeeded',
+        "a://b:c@d",
+        "",
+    ],
+)
+@pytest.mark.parametrize("formatter", FORMATTERS[::2])
+def test_no_value_can_be_read_as_other_fields(formatter: Any, key: str) -> None:
+    with Log(formatter()) as log:
+        signals.emit(
+            "request.settled",
+            id="7",
+            idempotency_key=key,
+            status="failed",
+            attempts=1,
+            last_error_code=None,
+            adapter="call:x:y",
+        )
+    (line,) = log.lines
+    assert line.isprintable()
+    rest = line.partition(" id=7 idempotency_key=")[2]
+    if rest.startswith('"'):
+        value, end = json.JSONDecoder().raw_decode(rest)
+    else:
+        value, end = rest.partition(" ")[0], rest.index(" ")
+    assert value == signals.redact(key)
+    assert rest[end:] == " status=failed attempts=1 last_error_code=None adapter=call:x:y"
+    assert log.lines[0].count(" status=failed") == 1
+
+
+def test_what_needs_no_quotes_has_none() -> None:
+    with Log(TextFormatter()) as log:
+        signals.emit("relay.started", incarnation="ä-1", database="sqlite:///a.db", brokers=["a:b"])
+        signals.emit("relay.started", incarnation="i", database="d", brokers=["a:b", "c"])
+    assert log.lines[0].endswith("incarnation=ä-1 database=sqlite:///a.db brokers=['a:b']")
+    assert log.lines[1].endswith("""brokers="['a:b', 'c']\"""")
 
 
 @pytest.mark.parametrize(

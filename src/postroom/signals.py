@@ -7,6 +7,7 @@ plain callables; one that fails is logged and does not disturb work.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable
@@ -19,8 +20,10 @@ __all__ = [
     "check_fields",
     "emit",
     "heard",
+    "is_signal",
     "listen",
     "names_secret",
+    "quoted",
     "redact",
     "redact_url",
 ]
@@ -137,9 +140,7 @@ def emit(name: str, /, **fields: Any) -> None:
     fields = {key: _safe(value) for key, value in fields.items()}
     if logged:
         shown = {key: _short(value) for key, value in fields.items()}
-        # One line, whatever somebody else's error text holds.
-        text = " ".join(f"{key}={value}" for key, value in shown.items())
-        text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+        text = " ".join(f"{key}={quoted(value)}" for key, value in shown.items())
         _log.log(level, "%s %s", name, text, extra={"postroom": {"signal": name, **shown}})
     for listener in listeners:
         try:
@@ -180,6 +181,26 @@ def _short(value: Any) -> Any:
     return value
 
 
+def quoted(value: Any) -> str:
+    """A value as it stands in a line of text, without secrets. What somebody else has written is
+    quoted if it could be read as more fields, or holds what a terminal acts on."""
+    if value is None or isinstance(value, int | float):
+        return str(value)
+    text = value if isinstance(value, str) else redact(str(value))
+    if _BARE.fullmatch(text if isinstance(value, str) else text.replace("'", "")):
+        return text
+    spelled = json.dumps(text, ensure_ascii=False)
+    if spelled.isprintable():
+        return spelled
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in spelled)
+
+
+def is_signal(record: logging.LogRecord) -> bool:
+    """Whether a log record is of a signal: its text is without secrets already, and to take any out
+    of it once more could take a quotation mark along."""
+    return isinstance(getattr(record, "postroom", None), dict)
+
+
 def listen(listener: Listener, only: Iterable[str] | None = None) -> Callable[[], None]:
     """Call `listener(name, fields)` for every signal, or for those named in `only`; returns a
     function that ends it."""
@@ -205,7 +226,7 @@ _OPTION = re.compile(
     r"(?P<value>'[^']*'|\"(?:[^\"\\]|\\[\s\S])*\"|\"[^\"]*\"|[^\s&;,'\"]+)"
 )
 _BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[^\s'\"]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_BARE = re.compile(r"[\w!#-&(-<>-\[\]-~]+")
 _DATABASES = ("postgres", "mysql", "mariadb", "sqlite")
 
 
@@ -289,7 +310,8 @@ class _Redacting(logging.Filter):
     """Takes secrets out of whatever is logged, a traceback too, before any handler sees it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = redact(record.getMessage()), None
+        if not is_signal(record):
+            record.msg, record.args = redact(record.getMessage()), None
         if record.exc_info:
             # A formatter prints this text; the exception itself would bring its secrets along.
             record.exc_text = redact(logging.Formatter().formatException(record.exc_info))

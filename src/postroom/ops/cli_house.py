@@ -19,6 +19,7 @@ from postroom.ops.cli_common import (
     run,
     shown,
 )
+from postroom.signals import quoted
 
 if TYPE_CHECKING:
     from postroom.ops.doctor import Check
@@ -202,7 +203,8 @@ def _tell_finding(terminal: Any, finding: Finding) -> None:
     line.append(shown(f"{finding.text}."), style="default")
     terminal.print(line, soft_wrap=True)
     for example in finding.examples[:SHOWN]:
-        facts = " ".join(f"{name}={value}" for name, value in example.items() if value is not None)
+        told = {name: value for name, value in example.items() if value is not None}
+        facts = " ".join(f"{name}={quoted(value)}" for name, value in told.items())
         terminal.print(Text(shown(f"  {facts}")), soft_wrap=True)
     if finding.count > SHOWN:
         terminal.print(Text(f"  … and {finding.count - SHOWN:,} more (--json shows up to 100)"))

@@ -12,7 +12,7 @@ import datetime as dt
 import json
 import logging
 
-from postroom.signals import redact
+from postroom.signals import is_signal, redact
 
 __all__ = ["JsonFormatter", "TextFormatter", "set_up"]
 
@@ -25,7 +25,8 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without secrets."""
-        return redact(super().format(record))
+        line = super().format(record)
+        return line if is_signal(record) and not record.exc_text else redact(line)
 
 
 class JsonFormatter(logging.Formatter):
@@ -39,7 +40,7 @@ class JsonFormatter(logging.Formatter):
             ),
             "level": record.levelname,
             "logger": record.name,
-            "message": redact(record.getMessage()),
+            "message": record.getMessage() if is_signal(record) else redact(record.getMessage()),
         }
         fields = getattr(record, "postroom", None)
         if isinstance(fields, dict):
