@@ -116,6 +116,10 @@ def test_a_load_that_is_refused_says_so_and_fails(sqlite_house: House) -> None:
         (("http://127.0.0.1:9", "--concurrency", "-1"), "must be a whole number above 0"),
         (("http://127.0.0.1:9", "--repeats", "1.5"), "must be from 0 to 1"),
         (("http://127.0.0.1:9", "--conflicts", "nan"), "must be from 0 to 1"),
+        *(
+            (("http://127.0.0.1:9", f"--patience={seconds}"), "must be from 0 to 3600 seconds")
+            for seconds in ("nan", "inf", "-inf", "-1", "soon")
+        ),
     ],
 )
 def test_a_load_that_cannot_be_is_refused(words: tuple[str, ...], says: str) -> None:
