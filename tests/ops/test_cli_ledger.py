@@ -126,11 +126,26 @@ async def test_what_nobody_knows_is_resolved_by_a_person(house: House, here: Her
         (await asyncio.to_thread(here, "ledger", "show", id, *database, "--json")).stdout
     )
     assert (told["state"], told["note"]) == ("succeeded", "seen on the statement")
+    assert (told["error_code"], told["error"]) == (None, None), "it has succeeded"
     assert house.sql("SELECT state FROM {p}dead_letter") == [("discarded",)]
     audit = house.sql("SELECT what, why FROM {p}audit")
     assert ("ledger.resolve", "seen on the statement") in [tuple(row) for row in audit]
     again = await asyncio.to_thread(here, *say, *database)
     assert (again.returncode, "succeeded already" in again.stderr) == (1, True)
+
+
+async def test_what_is_resolved_as_failed_keeps_its_last_error(house: House, here: Here) -> None:
+    database = ("--database", house.url)
+    accept(house, "k1")
+    await give_up(house)
+    show = ("ledger", "show", "k1", *database, "--json")
+    before = json.loads((await asyncio.to_thread(here, *show)).stdout)
+    say = ("ledger", "resolve", "k1", "--as", "failed", "--reason", "it is not there")
+    assert (await asyncio.to_thread(here, *say, *database)).returncode == 0
+    after = json.loads((await asyncio.to_thread(here, *show)).stdout)
+    assert after["state"] == "failed"
+    assert before["error_code"] is not None
+    assert (after["error_code"], after["error"]) == (before["error_code"], before["error"])
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,10 @@ UPDATE postroom_ledger
  WHERE id = :id AND finished_at IS NULL
 
 -- name: resolve
-UPDATE postroom_ledger SET state = :state, note = :note, updated_at = UTC_TIMESTAMP(6)
+UPDATE postroom_ledger
+   SET state = :state, note = :note, updated_at = UTC_TIMESTAMP(6),
+       error_code = CASE WHEN :state = 'succeeded' THEN NULL ELSE error_code END,
+       error = CASE WHEN :state = 'succeeded' THEN NULL ELSE error END
  WHERE id = :id AND state = 'unknown' AND finished_at IS NOT NULL
 
 -- name: lock

@@ -71,8 +71,11 @@ UPDATE postroom.ledger
  WHERE id = CAST(CAST(:id AS text) AS uuid) AND finished_at IS NULL
 
 -- name: resolve
+-- What has succeeded has no error: the last one was that nobody knew.
 UPDATE postroom.ledger
-   SET state = CAST(:state AS text), note = CAST(:note AS text), updated_at = clock_timestamp()
+   SET state = CAST(:state AS text), note = CAST(:note AS text), updated_at = clock_timestamp(),
+       error_code = CASE WHEN CAST(:state AS text) = 'succeeded' THEN NULL ELSE error_code END,
+       error = CASE WHEN CAST(:state AS text) = 'succeeded' THEN NULL ELSE error END
  WHERE id = CAST(CAST(:id AS text) AS uuid) AND state = 'unknown' AND finished_at IS NOT NULL
 
 -- name: lock
