@@ -103,9 +103,9 @@ def create_app(
             stack.push_async_callback(gateway.counter.close)
             await gateway.counter.open()
             if adapter is not None:
-                relay = await stack.enter_async_context(Relay(database, adapter, **how))
-                app.state.relay = relay
-                _warn(relay)
+                gateway.relay = Relay(database, adapter, **how)
+                await stack.enter_async_context(gateway.relay)
+                _warn(gateway.relay)
             yield
 
     app = Starlette(
@@ -141,6 +141,7 @@ class Gateway:
         if tokens and not self._tokens:
             raise ConfigurationError("tokens names clients that have no secret: give each one.")
         _check_owners(self._tokens)
+        self.relay: Relay | None = None
         self._waiting = 0
 
     async def place(self, call: Call) -> Response:
@@ -191,14 +192,17 @@ class Gateway:
         return JSONResponse(document(version(), secured=bool(self._tokens)))
 
     async def live(self, call: Call) -> Response:
-        """`GET /healthz`: the loop runs."""
-        return JSONResponse({"ok": True})
+        """`GET /healthz`: the loop runs, and so does the relay if there is one."""
+        troubles = self.relay.health().unhealthy if self.relay else ()
+        if not troubles:
+            return JSONResponse({"ok": True})
+        return JSONResponse({"ok": False, "problems": list(troubles)}, 503)
 
     async def ready(self, call: Call) -> Response:
         """`GET /readyz`: the ledger can be read, and the relay can work if there is one."""
         await self.counter.open()
         await self.counter.find(SCOPE, "ready?")
-        relay: Relay | None = getattr(call.app.state, "relay", None)
+        relay = self.relay
         troubles = [*relay.health().unhealthy, *relay.health().unready] if relay else []
         return JSONResponse({"ok": not troubles, "problems": troubles}, 503 if troubles else 200)
 

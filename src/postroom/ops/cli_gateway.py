@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from postroom.ops.logs import set_up
 
 if TYPE_CHECKING:
     from postroom.config import Settings
+    from postroom.outbox.relay import Relay
 
 __all__ = ["gateway"]
 
@@ -91,9 +92,18 @@ class _Bell:
         """Ring."""
         self._rung.set()
 
-    async def wait(self) -> None:
-        """Wait until it rings."""
-        await self._rung.wait()
+    async def wait(self, relay: Relay | None) -> None:
+        """Wait until it rings, or until the relay cannot go on; that is an error then."""
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._rung.wait())]
+        if relay is not None:
+            waits.append(asyncio.create_task(relay.ended()))
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in waits:
+                task.cancel()
 
 
 async def _serve(
@@ -121,4 +131,5 @@ async def _serve(
     bell = _Bell()
     async with serving(app, listening(host, port)) as url:
         logging.getLogger("postroom").info("the gateway takes orders at %s/do/order", url)
-        await until_stopped(bell, bell.wait())
+        # Without its relay it would take orders that nobody sends.
+        await until_stopped(bell, bell.wait(app.state.gateway.relay))

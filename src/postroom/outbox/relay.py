@@ -255,6 +255,11 @@ class Relay:
             await self._task
         return self
 
+    async def ended(self) -> None:
+        """Inside `async with`: wait until it works no more; raises what it ended with."""
+        assert self._task is not None
+        await asyncio.shield(self._task)
+
     async def __aexit__(self, *exc: object) -> None:
         assert self._task is not None
         self.stop()

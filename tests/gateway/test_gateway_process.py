@@ -1,0 +1,147 @@
+"""`postroom gateway` as a process: how it stops, what it does when its relay cannot go on, and who
+is told."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_tools import House, place
+
+from helpers import eventually
+from postroom.errors import RoutingChanged
+from postroom.outbox.office import Office
+
+ADAPTER = """
+def send(message):
+    return "no_funds"
+
+def lookup(message):
+    return False
+"""
+# Its relay works until a file says that it may not.
+ENDS = """
+import asyncio, pathlib, sys
+from postroom import errors
+from postroom.ops.cli import main
+from postroom.outbox.office import Office
+
+async def work(office, stopping):
+    while not pathlib.Path("end").exists():
+        await asyncio.sleep(0.05)
+    raise getattr(errors, sys.argv[1], RuntimeError)("the end")
+
+Office.work = work
+main(sys.argv[2:])
+"""
+
+
+class Process:
+    """A gateway of its own process, with a database of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, program: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        (folder / "ad.py").write_text(ADAPTER)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
+        clean["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        database = ("--database", "sqlite:///app.db")
+        arguments = ("gateway", "--port", "0", *database, *arguments)
+        cli = ("-m", "postroom.ops.cli")
+        install = [sys.executable, *cli, "db", "install", *database]
+        subprocess.run(install, cwd=folder, env=clean, check=True, capture_output=True)
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *(program or cli), *arguments],
+                cwd=folder,
+                env=clean,
+                stdout=log,
+                stderr=log,
+            )
+        self.client = httpx.Client(base_url=self.said(r"takes orders at (http://\S+?)/do"))
+
+    def said(self, pattern: str) -> str:
+        """What its log says, as soon as it does."""
+        return str(eventually(lambda: re.findall(pattern, self.log.read_text()), 60)[0])
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Any]:
+    running: list[Process] = []
+
+    def start(*arguments: str, **how: Any) -> Process:
+        running.append(Process(tmp_path, *arguments, **how))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.client.close()
+        if each.process.poll() is None:
+            each.process.send_signal(signal.SIGKILL)
+        each.process.wait()
+
+
+class Waiter(threading.Thread):
+    """Somebody who waits for an order to be finished."""
+
+    def __init__(self, url: Any, method: str = "POST", **how: Any) -> None:
+        super().__init__(daemon=True)
+        self._url, self._how = url, how
+        self._method = method
+        self.answer: httpx.Response | None = None
+        self.start()
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=60, params={"wait": 30}) as client:
+            post = self._method == "POST"
+            self.answer = place(client, **self._how) if post else client.get("/do/order/k1")
+
+    def status(self) -> int | None:
+        self.join(60)
+        return self.answer.status_code if self.answer else None
+
+
+# ── Its relay ends ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [("RoutingChanged", 2), ("SchemaError", 1), ("RuntimeError", 1)]
+)
+def test_with_its_relay_the_gateway_ends(started: Any, error: str, code: int) -> None:
+    gateway = started("--broker", "call:ad:send", program=("-c", ENDS, error))
+    assert place(gateway.client).status_code == 202
+    (gateway.folder / "end").touch()
+    assert gateway.process.wait(30) == code
+    last = gateway.log.read_text().splitlines()[-1]
+    assert last.startswith("postroom: "), last
+    assert "the end" in last
+    assert "Traceback" not in gateway.log.read_text()
+
+
+def test_an_application_whose_relay_has_ended_is_not_healthy(
+    sqlite_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = threading.Event()
+
+    async def work(office: Office, stopping: Any) -> None:
+        while not ends.is_set():
+            await asyncio.sleep(0.05)
+        raise RoutingChanged("the end")
+
+    monkeypatch.setattr(Office, "work", work)
+    with sqlite_house.gateway() as client:
+        assert client.get("/healthz").json() == {"ok": True}
+        ends.set()
+        eventually(lambda: client.get("/healthz").status_code == 503, 60)
+        told = client.get("/healthz").json()
+        assert not told["ok"]
+        assert "the relay has ended" in told["problems"][0]
+        assert client.get("/readyz").status_code == 503
