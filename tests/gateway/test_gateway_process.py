@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,22 @@ def test_an_application_whose_relay_has_ended_is_not_healthy(
         assert not told["ok"]
         assert "the relay has ended" in told["problems"][0]
         assert client.get("/readyz").status_code == 503
+
+
+# ── It is told to stop ─────────────────────────────────────────────────────────────────────────
+
+
+def test_who_waits_when_it_stops_is_answered_at_once(started: Any) -> None:
+    gateway = started("--no-relay")
+    url = gateway.client.base_url
+    assert place(gateway.client).status_code == 202
+    new, again, look = Waiter(url, key="k2"), Waiter(url), Waiter(url, "GET")
+    eventually(lambda: gateway.client.get("/do/order/k2").status_code == 200, 60)
+    time.sleep(0.5)  # so that all three wait
+    assert all(each.answer is None for each in (new, again, look))
+    began = time.monotonic()
+    gateway.process.send_signal(signal.SIGTERM)
+    assert [new.status(), again.status(), look.status()] == [202, 200, 200]
+    assert gateway.process.wait(30) == 0
+    assert time.monotonic() - began < 8, "nobody was waited for"
+    assert "Traceback" not in gateway.log.read_text()

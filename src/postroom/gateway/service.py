@@ -16,7 +16,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -99,6 +99,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        gateway.closing.clear()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(gateway.counter.close)
             await gateway.counter.open()
@@ -124,7 +125,7 @@ def create_app(
         },
     )
     app.router.redirect_slashes = False
-    app.state.gateway = gateway
+    app.state.gateway, app.state.closing = gateway, gateway.closing
     return app
 
 
@@ -142,6 +143,7 @@ class Gateway:
             raise ConfigurationError("tokens names clients that have no secret: give each one.")
         _check_owners(self._tokens)
         self.relay: Relay | None = None
+        self.closing = asyncio.Event()  # nobody waits any longer
         self._waiting = 0
 
     async def place(self, call: Call) -> Response:
@@ -214,7 +216,10 @@ class Gateway:
         self._waiting += 1
         try:
             while not entry.finished and (left := until - time.monotonic()) > 0:
-                await asyncio.sleep(min(pause, left))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.closing.wait(), min(pause, left))
+                if self.closing.is_set():
+                    break
                 entry = await self.counter.find(entry.scope, entry.key) or entry
                 pause = min(pause * 1.5, LOOK_MOST_SECONDS)
         finally:

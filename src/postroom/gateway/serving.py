@@ -50,7 +50,11 @@ def listening(host: str, port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serving(app: Any, listener: socket.socket) -> AsyncIterator[str]:
-    """Serve an application until the block ends; gives its URL once it answers."""
+    """Serve an application until the block ends; gives its URL once it answers.
+
+    Its `state.closing`, if it has one, is set before the end: requests that wait for something are
+    answered then.
+    """
     try:
         import uvicorn
     except ImportError as error:
@@ -90,5 +94,7 @@ async def serving(app: Any, listener: socket.socket) -> AsyncIterator[str]:
             shown = f"[{host}]" if ":" in host else host
             yield f"http://{shown}:{port}"
         finally:
+            if (closing := getattr(app.state, "closing", None)) is not None:
+                closing.set()
             server.should_exit = True
             await task
