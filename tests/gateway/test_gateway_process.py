@@ -2,6 +2,7 @@
 is told."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from gateway_tools import House, place
 from helpers import eventually
 from postroom.errors import RoutingChanged
 from postroom.outbox.office import Office
+from served import Served
 
 ADAPTER = """
 def send(message):
@@ -165,3 +168,64 @@ def test_who_waits_when_it_stops_is_answered_at_once(started: Any) -> None:
     assert gateway.process.wait(30) == 0
     assert time.monotonic() - began < 8, "nobody was waited for"
     assert "Traceback" not in gateway.log.read_text()
+
+
+# ── Who is told ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def hook() -> Iterator[Any]:
+    """A web server that takes alerts; its `told` are those it got."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            server.told.append(json.loads(body)["alert"])  # type: ignore[attr-defined]
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.told = []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_alerts_and_health_are_those_of_the_relay_command(
+    tmp_path: Path, started: Any, hook: Any
+) -> None:
+    url = f"http://127.0.0.1:{hook.server_port}/"
+    (tmp_path / "postroom.toml").write_text(
+        f'[alerts]\nwebhook_url = "{url}"\n[relay]\nhttp = "0"\n'
+    )
+    gateway = started("--broker", "call:ad:send")
+    place(gateway.client)
+    eventually(lambda: "attempts_spent" in hook.told, 60)
+    at = gateway.said(r"health and metrics at (http://\S+)")
+    assert eventually(lambda: httpx.get(f"{at}/readyz").status_code == 200, 60)
+    assert httpx.get(f"{at}/healthz").json()["status"] == "ok"
+    assert "outbox_sent_total" in httpx.get(f"{at}/metrics").text
+    gateway.process.send_signal(signal.SIGTERM)
+    assert gateway.process.wait(30) == 0
+
+
+def test_the_application_sends_alerts_too(
+    sqlite_house: House, monkeypatch: pytest.MonkeyPatch, hook: Any
+) -> None:
+    import postroom.gateway as room
+
+    sqlite_house.manners(rejects=1)
+    monkeypatch.chdir(sqlite_house.folder)
+    monkeypatch.setenv("POSTROOM_DATABASE_URL", sqlite_house.stage.url)
+    monkeypatch.setenv("POSTROOM_BROKER_URL", "call:postroom.gateway.adapter:send")
+    monkeypatch.setenv("POSTROOM_ALERTS_WEBHOOK_URL", f"http://127.0.0.1:{hook.server_port}/")
+    served = Served(room.app)
+    try:
+        with httpx.Client(base_url=served.url, timeout=60) as client:
+            place(client)
+            eventually(lambda: "attempts_spent" in hook.told, 60)
+    finally:
+        served.stop()

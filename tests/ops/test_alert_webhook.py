@@ -22,8 +22,8 @@ from postroom.config import AlertSettings, load
 from postroom.databases import migrate
 from postroom.errors import ConfigurationError, Unreachable
 from postroom.ops.actions import discard
-from postroom.ops.alert_webhook import Webhook
 from postroom.outbox import watch
+from postroom.worker.alert_webhook import Webhook
 
 ALERT = Alert("key_held", "raised", "it is held", 3, "2026-01-01T00:00:00+00:00", "mail-1")
 QUICK: dict[str, Any] = {"timeout_seconds": 0.5, "pauses_seconds": (0.01, 0.01)}

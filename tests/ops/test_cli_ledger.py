@@ -179,6 +179,11 @@ def test_a_gateway_that_others_could_reach_needs_tokens(
     assert "canary" not in malformed.stderr
 
 
+def test_a_gateway_without_a_relay_has_no_health_of_one(here: Here) -> None:
+    done = here("gateway", "--database", "sqlite:///x.db", "--no-relay", "--http", "0")
+    assert (done.returncode, "--http answers for the relay" in done.stderr) == (2, True)
+
+
 def test_the_manners_of_an_exchange(here: Here) -> None:
     odd = here("gateway", "--simulate", "--manners", "moody=1")
     assert (odd.returncode, "'moody' is none of an exchange's manners" in odd.stderr) == (2, True)

@@ -50,6 +50,7 @@ def __getattr__(name: str) -> Any:
     if name == "app":
         from postroom.config import load
         from postroom.gateway.service import create_app
+        from postroom.worker.alert_webhook import receivers
 
         settings = load()
         return create_app(
@@ -58,5 +59,7 @@ def __getattr__(name: str) -> Any:
             tokens=tokens_from(os.environ.get(TOKENS)),
             settings=settings.relay,
             broker_options=settings.brokers,
+            alerts=receivers(settings.alerts),
+            alert_settings=settings.alerts,
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -38,6 +38,7 @@ from postroom.ledger.rules import Entry
 from postroom.outbox.relay import Relay
 from postroom.outbox.requests import Receipt, Request
 from postroom.worker import version
+from postroom.worker.vitals import Health
 
 try:
     from starlette.applications import Starlette
@@ -94,7 +95,7 @@ def create_app(
     is told so. What else is given goes to the `Relay`.
     """
     counter = Counter(database, connections=connections, patience_seconds=patience_seconds)
-    gateway = Gateway(counter, tokens or {})
+    gateway = Gateway(counter, tokens or {}, sends=adapter is not None)
     how = {"settings": settings, **relay}
 
     @asynccontextmanager
@@ -132,7 +133,9 @@ def create_app(
 class Gateway:
     """What the routes do."""
 
-    def __init__(self, counter: Counter, tokens: Mapping[str, str | Sequence[str]]) -> None:
+    def __init__(
+        self, counter: Counter, tokens: Mapping[str, str | Sequence[str]], *, sends: bool = False
+    ) -> None:
         self.counter = counter
         self._tokens = [
             (name, _hashed(secret))
@@ -142,7 +145,8 @@ class Gateway:
         if tokens and not self._tokens:
             raise ConfigurationError("tokens names clients that have no secret: give each one.")
         _check_owners(self._tokens)
-        self.relay: Relay | None = None
+        self._sends = sends
+        self.relay: Relay | None = None  # there is one while it is open, if it `sends`
         self.closing = asyncio.Event()  # nobody waits any longer
         self._waiting = 0
 
@@ -193,9 +197,15 @@ class Gateway:
         """`GET /openapi.json`"""
         return JSONResponse(document(version(), secured=bool(self._tokens)))
 
+    def health(self) -> Health:
+        """Whether its relay lives, and whether it can work. May be asked from any thread."""
+        if self.relay is not None:
+            return self.relay.health()
+        return Health(unready=("the relay is not started yet",) if self._sends else ())
+
     async def live(self, call: Call) -> Response:
         """`GET /healthz`: the loop runs, and so does the relay if there is one."""
-        troubles = self.relay.health().unhealthy if self.relay else ()
+        troubles = self.health().unhealthy
         if not troubles:
             return JSONResponse({"ok": True})
         return JSONResponse({"ok": False, "problems": list(troubles)}, 503)
@@ -204,8 +214,8 @@ class Gateway:
         """`GET /readyz`: the ledger can be read, and the relay can work if there is one."""
         await self.counter.open()
         await self.counter.find(SCOPE, "ready?")
-        relay = self.relay
-        troubles = [*relay.health().unhealthy, *relay.health().unready] if relay else []
+        health = self.health()
+        troubles = [*health.unhealthy, *health.unready]
         return JSONResponse({"ok": not troubles, "problems": troubles}, 503 if troubles else 200)
 
     async def _finished(self, entry: Entry, seconds: float) -> Entry:

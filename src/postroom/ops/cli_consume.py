@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from postroom.brokers.memory import MemoryBroker
-from postroom.errors import ConfigurationError, MissingDriver
+from postroom.errors import ConfigurationError
 from postroom.ops.cli_common import (
     BrokerOption,
     ConfigOption,
@@ -22,7 +21,7 @@ from postroom.ops.cli_common import (
     JsonOption,
     run,
 )
-from postroom.ops.cli_relay import until_stopped
+from postroom.ops.cli_relay import until_stopped, watched
 from postroom.ops.logs import set_up
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def consume(
         crew = _Crew(found)
         if once:
             return await until_stopped(crew, crew.drain_once())
-        with _watched(crew, settings.http_address()):
+        with watched(crew, settings.http_address()):
             await until_stopped(crew, crew.run())
         return None
 
@@ -139,20 +138,3 @@ class _Crew:
             tuple(f"{name}: {text}" for name, health in found for text in health.unhealthy),
             tuple(f"{name}: {text}" for name, health in found for text in health.unready),
         )
-
-
-@contextlib.contextmanager
-def _watched(crew: Any, address: tuple[str, int] | None) -> Iterator[None]:
-    """Answer for the consumers over HTTP, if so set, and count for Prometheus, if it is there."""
-    if address is None:
-        yield
-        return
-    from postroom.ops.health import serve
-
-    with contextlib.suppress(MissingDriver):
-        from postroom.ops import metrics
-
-        metrics.install()
-    with serve(crew, *address) as (host, port):
-        logging.getLogger("postroom").info("health and metrics at http://%s:%d", host, port)
-        yield

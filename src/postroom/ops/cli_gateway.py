@@ -18,7 +18,7 @@ from postroom.ops.cli_common import (
     DatabaseOption,
     run,
 )
-from postroom.ops.cli_relay import until_stopped
+from postroom.ops.cli_relay import until_stopped, watched
 from postroom.ops.logs import set_up
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ def gateway(
         bool, typer.Option("--rebind", help="The routes differ from those on record: record these.")
     ] = False,
     connections: Annotated[int, typer.Option(min=1, max=100, help="To the database.")] = 8,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve the relay's /healthz, /readyz and /metrics there."
+        ),
+    ] = None,
     log_format: Annotated[
         str | None, typer.Option(help="'text', or 'json': one document a line.")
     ] = None,
@@ -75,7 +81,9 @@ def gateway(
             raise typer.Exit(1)
         return
     console = Console.of(context, database=database, broker=broker, config=config)
-    settings = console.settings(relay={"log_format": log_format})
+    if http is not None and not relay:
+        raise ConfigurationError("--http answers for the relay, and with --no-relay there is none.")
+    settings = console.settings(relay={"log_format": log_format, "http": http})
     # As with `python -m`: what call:module:function names may lie in the working directory.
     sys.path.insert(0, "")
     set_up(settings.relay.log_format, logging.DEBUG if verbose else logging.INFO)
@@ -112,6 +120,7 @@ async def _serve(
     from postroom.gateway import TOKENS, tokens_from
     from postroom.gateway.service import create_app
     from postroom.gateway.serving import is_loopback, listening, serving
+    from postroom.worker.alert_webhook import receivers
 
     tokens = tokens_from(os.environ.get(TOKENS))
     if not tokens and not is_loopback(host):
@@ -127,9 +136,12 @@ async def _serve(
         settings=settings.relay,
         rebind=rebind,
         broker_options=settings.brokers,
+        alerts=receivers(settings.alerts),
+        alert_settings=settings.alerts,
     )
-    bell = _Bell()
-    async with serving(app, listening(host, port)) as url:
-        logging.getLogger("postroom").info("the gateway takes orders at %s/do/order", url)
-        # Without its relay it would take orders that nobody sends.
-        await until_stopped(bell, bell.wait(app.state.gateway.relay))
+    bell, address = _Bell(), settings.relay.http_address() if relay else None
+    with watched(app.state.gateway, address):
+        async with serving(app, listening(host, port)) as url:
+            logging.getLogger("postroom").info("the gateway takes orders at %s/do/order", url)
+            # Without its relay it would take orders that nobody sends.
+            await until_stopped(bell, bell.wait(app.state.gateway.relay))

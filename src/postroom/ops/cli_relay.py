@@ -25,11 +25,10 @@ from postroom.ops.cli_common import (
 from postroom.ops.logs import set_up
 
 if TYPE_CHECKING:
-    from postroom.alerts import Receiver
-    from postroom.config import AlertSettings
-    from postroom.outbox.relay import Drained, Relay
+    from postroom.ops.health import Worker
+    from postroom.outbox.relay import Drained
 
-__all__ = ["relay", "until_stopped"]
+__all__ = ["relay", "until_stopped", "watched"]
 
 T = TypeVar("T")
 
@@ -86,6 +85,7 @@ def relay(
     once, and still nothing is lost.
     """
     from postroom.outbox.relay import Relay, dedicate_process
+    from postroom.worker.alert_webhook import receivers
 
     console = Console.of(context, database=database, broker=broker, config=config, as_json=as_json)
     options = {
@@ -116,12 +116,12 @@ def relay(
             rebind=rebind,
             name=name,
             broker_options=settings.brokers,
-            alerts=_receivers(settings.alerts),
+            alerts=receivers(settings.alerts),
             alert_settings=settings.alerts,
         )
         dedicate_process()
         if not once:
-            with _watched(worker):
+            with watched(worker, settings.relay.http_address()):
                 await until_stopped(worker, worker.run())
             return None
         try:
@@ -146,19 +146,9 @@ def relay(
         )
 
 
-def _receivers(settings: AlertSettings) -> list[Receiver]:
-    """Who is told of alerts, besides the log."""
-    if settings.webhook_url is None:
-        return []
-    from postroom.ops.alert_webhook import Webhook
-
-    return [Webhook(settings.webhook_url, timeout_seconds=settings.webhook_timeout_seconds)]
-
-
 @contextlib.contextmanager
-def _watched(worker: Relay) -> Iterator[None]:
-    """Answer for the relay over HTTP, if so set, and count for Prometheus, if it is there."""
-    address = worker.settings.http_address()
+def watched(worker: Worker, address: tuple[str, int] | None) -> Iterator[None]:
+    """Answer for a worker over HTTP, if so set, and count for Prometheus, if it is there."""
     if address is None:
         yield
         return

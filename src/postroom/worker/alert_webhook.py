@@ -11,12 +11,20 @@ import json
 import time
 from urllib.parse import unquote, urlsplit
 
-from postroom.alerts import Alert
+from postroom.alerts import Alert, Receiver
+from postroom.config import AlertSettings
 from postroom.errors import ConfigurationError, Unreachable
 
-__all__ = ["Webhook"]
+__all__ = ["Webhook", "receivers"]
 
 PAUSES_SECONDS = (0.5, 2.0)
+
+
+def receivers(settings: AlertSettings) -> list[Receiver]:
+    """Who is told of alerts by these settings, besides the log."""
+    if settings.webhook_url is None:
+        return []
+    return [Webhook(settings.webhook_url, timeout_seconds=settings.webhook_timeout_seconds)]
 
 
 class Webhook:
