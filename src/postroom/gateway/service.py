@@ -15,6 +15,7 @@ import hmac
 import json
 import re
 import time
+from collections import Counter as Tally
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,8 @@ class Gateway:
         self._sends = sends
         self.relay: Relay | None = None  # there is one while it is open, if it `sends`
         self.closing = asyncio.Event()  # nobody waits any longer
-        self._waiting = 0
+        self._alone = len({name for name, _ in self._tokens}) < 2
+        self._waiting: Tally[str] = Tally()
 
     async def place(self, call: Call) -> Response:
         """`POST /do/order`"""
@@ -165,7 +167,7 @@ class Gateway:
             raise Problem(409, "key-reused", f"the key {key!r} belongs to another order")
         entry = receipt.entry
         if wait and not entry.finished:
-            entry = await self._finished(entry, wait)
+            entry = await self._finished(call, entry, wait)
         headers = {"Location": f"/do/order/{_in_a_path(key)}"}
         if not receipt.new:
             headers[REPLAYED] = "true"
@@ -190,7 +192,7 @@ class Gateway:
         if entry is None:
             raise Problem(404, "no-such-order", "there is no order under this key")
         if wait and not entry.finished:
-            entry = await self._finished(entry, wait)
+            entry = await self._finished(call, entry, wait)
         return JSONResponse(_shown(entry))
 
     async def describe(self, call: Call) -> Response:
@@ -218,23 +220,29 @@ class Gateway:
         troubles = [*health.unhealthy, *health.unready]
         return JSONResponse({"ok": not troubles, "problems": troubles}, 503 if troubles else 200)
 
-    async def _finished(self, entry: Entry, seconds: float) -> Entry:
+    async def _finished(self, call: Call, entry: Entry, seconds: float) -> Entry:
         """The entry once it is finished, or as it stands after so long."""
-        if self._waiting >= MOST_WAITING:
+        if not self._may_wait(entry.scope):
             return entry
         until, pause = time.monotonic() + seconds, LOOK_FIRST_SECONDS
-        self._waiting += 1
+        self._waiting[entry.scope] += 1
         try:
             while not entry.finished and (left := until - time.monotonic()) > 0:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.closing.wait(), min(pause, left))
-                if self.closing.is_set():
+                if self.closing.is_set() or await call.is_disconnected():
                     break
                 entry = await self.counter.find(entry.scope, entry.key) or entry
                 pause = min(pause * 1.5, LOOK_MOST_SECONDS)
         finally:
-            self._waiting -= 1
+            self._waiting[entry.scope] -= 1
         return entry
+
+    def _may_wait(self, scope: str) -> bool:
+        """Whether there is room for one more: a client has at most as many as are left, so there
+        always are some for another."""
+        left = MOST_WAITING - self._waiting.total()
+        return left > 0 and (self._alone or self._waiting[scope] < left)
 
     def _scope(self, call: Call) -> str:
         """Whose keys these are: a client never sees another's order, nor does a web page that its
