@@ -17,6 +17,7 @@ from postroom.errors import ConfigurationError
 from postroom.gateway import create_app, tokens_from
 from postroom.gateway.exchange import REASONS
 from postroom.ops.logs import JsonFormatter
+from postroom.worker.vitals import Health
 from served import Served
 
 CANARY = "canary-s3cr3t"
@@ -385,7 +386,7 @@ def test_logs_have_their_fields_and_nothing_holds_a_secret(
             answers.append(place(client, "away", headers=headers))
             eventually(lambda: any(name == "destination.down" for name, _ in house.heard), 120)
             answers.append(client.get("/do/order/away", headers=headers))
-            answers += [client.get("/readyz"), client.get("/openapi.json")]
+            answers += [client.get("/readyz", headers=headers), client.get("/openapi.json")]
     finally:
         logger.removeHandler(handler)
     text = capfd.readouterr().err
@@ -412,6 +413,45 @@ def test_health_and_what_it_is(house: House) -> None:
         eventually(lambda: client.get("/readyz").status_code == 200, 120)
         shown = client.get("/openapi.json").json()
         assert set(shown["paths"]) == {"/do/order", "/do/order/{key}"}
+
+
+@pytest.mark.parametrize("tokens", [{"ada": "ada-secret"}, None])
+async def test_strangers_learn_whether_it_is_ready_and_nothing_else(
+    sqlite_house: House, tokens: dict[str, str] | None
+) -> None:
+    """What is wrong names databases, users and routes."""
+    app = create_app(sqlite_house.stage.url, tokens=tokens, **PATIENT)
+    known = {"Authorization": "Bearer ada-secret"} if tokens else {"Host": "127.0.0.1"}
+    strangers = [{"Host": "gateway"}, {"Host": "127.0.0.1", "Sec-Fetch-Site": "cross-site"}]
+    if tokens:
+        strangers += [{"Authorization": "Bearer nobody"}, {"Host": "127.0.0.1"}]
+
+    class Relay:
+        def health(self) -> Health:
+            return Health((CANARY,), (CANARY,))
+
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+    ):
+        for headers in strangers:
+            assert (await client.get("/readyz", headers=headers)).json() == {"ok": True}
+        assert (await client.get("/readyz", headers=known)).json() == {"ok": True, "problems": []}
+        app.state.gateway.relay = Relay()
+        for path in ("/healthz", "/readyz"):
+            for headers in strangers:
+                told = await client.get(path, headers=headers)
+                assert (told.status_code, told.json()) == (503, {"ok": False})
+            told = await client.get(path, headers=known)
+            assert (told.status_code, CANARY in told.json()["problems"]) == (503, True)
+        sqlite_house.stage.query("ALTER TABLE {p}ledger RENAME TO ledger_away")
+        try:
+            for headers in strangers:
+                told = await client.get("/readyz", headers=headers)
+                assert (told.status_code, told.json()) == (503, {"ok": False})
+        finally:
+            sqlite_house.stage.query("ALTER TABLE ledger_away RENAME TO {p}ledger")
 
 
 def test_importable_as_an_application(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

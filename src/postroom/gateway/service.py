@@ -208,17 +208,25 @@ class Gateway:
     async def live(self, call: Call) -> Response:
         """`GET /healthz`: the loop runs, and so does the relay if there is one."""
         troubles = self.health().unhealthy
-        if not troubles:
-            return JSONResponse({"ok": True})
-        return JSONResponse({"ok": False, "problems": list(troubles)}, 503)
+        return self._verdict(call, troubles) if troubles else JSONResponse({"ok": True})
 
     async def ready(self, call: Call) -> Response:
         """`GET /readyz`: the ledger can be read, and the relay can work if there is one."""
-        await self.counter.open()
-        await self.counter.find(SCOPE, "ready?")
+        try:
+            await self.counter.open()
+            await self.counter.find(SCOPE, "ready?")
+        except PostroomError as error:
+            said = await _tell_trouble(call, error)
+            return said if self._knows(call) else JSONResponse({"ok": False}, 503)
         health = self.health()
-        troubles = [*health.unhealthy, *health.unready]
-        return JSONResponse({"ok": not troubles, "problems": troubles}, 503 if troubles else 200)
+        return self._verdict(call, health.unhealthy + health.unready)
+
+    def _verdict(self, call: Call, troubles: tuple[str, ...]) -> Response:
+        told: dict[str, Any] = {"ok": not troubles}
+        # They name databases, users and routes: for those alone who may place orders.
+        if self._knows(call):
+            told["problems"] = list(troubles)
+        return JSONResponse(told, 503 if troubles else 200)
 
     async def _finished(self, call: Call, entry: Entry, seconds: float) -> Entry:
         """The entry once it is finished, or as it stands after so long."""
@@ -243,6 +251,14 @@ class Gateway:
         always are some for another."""
         left = MOST_WAITING - self._waiting.total()
         return left > 0 and (self._alone or self._waiting[scope] < left)
+
+    def _knows(self, call: Call) -> bool:
+        """Whether it comes from somebody who may place orders."""
+        try:
+            self._scope(call)
+        except Problem:
+            return False
+        return True
 
     def _scope(self, call: Call) -> str:
         """Whose keys these are: a client never sees another's order, nor does a web page that its
