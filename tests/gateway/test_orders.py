@@ -2,6 +2,8 @@
 
 import json
 import os
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from gateway_tools import LIMIT, ORDER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from postroom.gateway.orders import BadBody, checked, parse
+from postroom.gateway.orders import BODY_BYTES, BadBody, checked, parse
 from postroom.ledger.rules import fingerprint
 
 EXAMPLES = 1000 if os.environ.get("POSTROOM_GUARANTEES") == "big" else 40
@@ -114,6 +116,73 @@ def test_other_orders_have_other_digests(change: dict[str, Any]) -> None:
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadBody):
         parse(body)
+
+
+DEEP = b'{"symbol": "A", "client_note": ' + b"[" * 500 + b"1" + b"]" * 500 + b"}"
+DEEPER = DEEP.replace(b"[" * 500, b"[" * 900).replace(b"]" * 500, b"]" * 900)
+HUGE = b"9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "said"),
+    [
+        (b'{"symbol": "A", "side": "buy", "symbol": "B"}', "symbol", "symbol stands in it twice"),
+        (b'{"x": {"a": {"b": 1, "b": 2}}}', "x", "x holds b twice"),
+        (b'{"x": [{"a": 1, "a": 2}]}', "x", "x holds a twice"),
+        (b'{"\\ud800": 1, "\\ud800": 2}', "\\ud800", "\\ud800 stands in it twice"),
+        (b'{"x": {"\\ud800": 1, "\\ud800": 2}}', "x", "x holds \\ud800 twice"),
+        ('{"ä": 1, "ä": 2}'.encode(), "ä", "ä stands in it twice"),
+        ('{"ä": "\\ud800"}'.encode(), "ä", "ä holds half of a character"),
+        (b'{"x": {"\\ud800": 1}}', "x", "x holds half of a character"),
+        (b'{"symbol": "A", "quantity": NaN}', "quantity", "NaN, which is no number in JSON"),
+        (b'{"quantity": -Infinity}', "quantity", "-Infinity, which is no number in JSON"),
+        (b'{"x": [Infinity]}', "x", "Infinity, which is no number in JSON"),
+        (b'{"quantity": ' + HUGE + b"}", "quantity", "a number that is too large"),
+        (b'{"quantity": -' + HUGE + b"}", "quantity", "a number that is too large"),
+        (b'{"x": {"y": ' + HUGE + b"}}", "x", "a number that is too large"),
+        (DEEP, "client_note", "client_note is nested too deeply"),
+        (DEEPER, "client_note", "client_note is nested too deeply"),
+        (DEEP.replace(b"1", b"1e99999999999999999999"), "client_note", "nested too deeply"),
+        (b'{"a":' * 500 + b"1" + b"}" * 500, "a", "a is nested too deeply"),
+        (b"[" * 16_000, None, "the body is nested too deeply"),
+        (b'["x", ' + b"[" * 500, None, "the body is nested too deeply"),
+        (b"{" * 500, None, "the body is nested too deeply"),
+        (b'{"a":' * 3000 + b"1" + b"}" * 3000, "a", "a is nested too deeply"),
+        (b'{"\\ud800":' + b"[" * 500, "\\ud800", "\\ud800 is nested too deeply"),
+        (b'{"\\q":' + b"[" * 500, None, "the body is not JSON"),
+        (b"NaN", None, "must be a JSON object"),
+        (HUGE, None, "must be a JSON object"),
+        (b'{"quantity": 01}', None, "the body is not JSON"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_bad_body_is_told_its_true_reason_and_field(
+    body: bytes, field: str | None, said: str
+) -> None:
+    with pytest.raises(BadBody) as error:
+        parse(body)
+    assert (error.value.field, said in str(error.value)) == (field, True), error.value
+    str(error.value).encode()  # it can be sent
+
+
+def test_the_worst_bodies_take_no_time() -> None:
+    names = b",".join(b'"%d":[]' % number for number in range(1500))
+    pairs = b",".join([b'"a":1'] * 2500)
+    worst = [b'{"x":[' + pairs.replace(b'"a":1', b"NaN") + b"]}", b"{" + pairs + b"}"]
+    worst += [b"{" + names + b"}", b'{"x":' + b"[" * 400 + b"]" * 400 + b"}"]
+    worst += [
+        b"[]" * 8000,
+        b'{"' + b'\\"' * 8000,
+        b'"' * 16_000,
+        b'{"x":' + b"[" * 30 + b'"[' * 8000,
+    ]
+    worst += [b"[" + b"1" * 16_000 + b"]", b'{"x":1.' + b"1" * 16_000 + b"}"]
+    began = time.perf_counter()
+    for body in worst:
+        assert len(body) <= BODY_BYTES
+        with suppress(BadBody):
+            parse(body)
+    assert time.perf_counter() - began < 2  # a few hundredths, however slow the machine is
 
 
 @SLOWLY

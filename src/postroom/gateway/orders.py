@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -17,6 +18,8 @@ from typing import Any
 __all__ = ["BODY_BYTES", "BadBody", "Fault", "checked", "parse"]
 
 BODY_BYTES = 16_384
+MOST_DEPTH = 32
+MOST_DIGITS = 640  # what Python reads however it is set up
 MOST_QUANTITY = 1_000_000_000_000
 MOST_NOTE = 200
 SIDES = ("buy", "sell")
@@ -26,6 +29,8 @@ TIMES_IN_FORCE = ("day", "gtc", "ioc", "fok")
 SYMBOL = r"[A-Za-z0-9][A-Za-z0-9./:-]{0,31}"
 ACCOUNT = r"[A-Za-z0-9_.:-]{1,64}"
 PRICE = r"[0-9]{1,15}(\.[0-9]{1,10})?"
+# A text, even one that does not end, or a bracket outside of all texts.
+PIECE = r'(?s)"(?:[^"\\]|\\.)*"?|[][{}]'
 
 FIELDS = (
     *("symbol", "side", "quantity", "order_type", "limit_price", "account", "time_in_force"),
@@ -54,60 +59,94 @@ def parse(body: bytes) -> dict[str, Any]:
     """A body as a document with decimal numbers, or `BadBody`."""
     try:
         # As text: json would take other encodings too, and halves of characters with them.
+        text = body.decode("utf-8")
+        _check_depth(text)
         document = json.loads(
-            body.decode("utf-8"),
+            text,
+            parse_int=_integer,
             parse_float=_number,
-            parse_constant=_no_constant,
+            parse_constant=_constant,
             object_pairs_hook=_once_each,
         )
-        for name, value in document.items() if isinstance(document, dict) else ():
-            _storable(name, value)
-    except BadBody:
-        raise
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         raise BadBody("the body is not JSON") from None
+    if isinstance(document, _Odd) and document.name is not None:
+        raise BadBody(f"{document.name} stands in it twice", document.name)
     if not isinstance(document, dict):
         raise BadBody("the body must be a JSON object")
+    for name, value in document.items():
+        if what := _odd({name: value}):
+            raise BadBody(f"{_spelled(name)} holds {what}", _spelled(name))
     return document
 
 
-class _TooLarge(str):
-    """A number that no decimal can hold, as it was spelled."""
+def _check_depth(text: str) -> None:
+    """Raise if it is nested so deeply that to read it would be a risk; looks at it once."""
+    if text.count("[") + text.count("{") <= MOST_DEPTH:
+        return
+    depth, outermost, name = 0, "", None
+    for piece in re.findall(PIECE, text):
+        if piece[0] == '"':
+            name = piece if depth == 1 else name
+        elif piece in "]}":
+            depth -= 1
+        else:
+            depth, outermost = depth + 1, outermost or piece
+            if depth > MOST_DEPTH:
+                field = _spelled(json.loads(name)) if name and outermost == "{" else None
+                raise BadBody(f"{field or 'the body'} is nested too deeply", field)
+
+
+@dataclass(frozen=True, slots=True)
+class _Odd:
+    """Stands for what cannot be written down and be read or sent again, until its field is known;
+    `name`: a member that an object has twice."""
+
+    text: str
+    name: str | None = None
+
+
+_TOO_LARGE = _Odd("a number that is too large")
+
+
+def _integer(text: str) -> Any:
+    return int(text) if len(text) <= MOST_DIGITS else _TOO_LARGE
 
 
 def _number(text: str) -> Any:
     try:
         return Decimal(text)
     except ArithmeticError:
-        return _TooLarge(text)
+        return _TOO_LARGE
 
 
-def _storable(name: str, value: Any) -> None:
-    """Refuse what could be written down and never be read or sent again."""
-    try:
-        json.dumps({name: value}, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError:
-        shown = name.encode("ascii", "backslashreplace").decode()
-        raise BadBody(f"{shown} holds half of a character", shown) from None
-    if _too_large(value):
-        raise BadBody(f"{name} holds a number that is too large", name)
+def _constant(name: str) -> Any:
+    return _Odd(f"{name}, which is no number in JSON")
 
 
-def _too_large(value: Any) -> bool:
-    if isinstance(value, dict | list):
-        return any(map(_too_large, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, _TooLarge)
-
-
-def _no_constant(name: str) -> Any:
-    raise BadBody(f"{name} is not a number in JSON")
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once_each(pairs: list[tuple[str, Any]]) -> Any:
     document = dict(pairs)
     if len(document) < len(pairs):
-        raise BadBody("a field stands in it twice")
+        names = Counter(name for name, _ in pairs)
+        name = _spelled(names.most_common(1)[0][0])
+        return _Odd(f"{name} twice", name)
     return document
+
+
+def _odd(value: Any) -> str | None:
+    """What is odd in it, if anything is."""
+    if isinstance(value, str):
+        return None if _spelled(value) == value else "half of a character"
+    if isinstance(value, dict):
+        return _odd([*value, *value.values()])
+    if isinstance(value, list):
+        return next(filter(None, map(_odd, value)), None)
+    return value.text if isinstance(value, _Odd) else None
+
+
+def _spelled(text: str) -> str:
+    """With halves of characters spelled out, so that it can be sent."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def checked(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
