@@ -179,9 +179,45 @@ def test_a_gateway_that_others_could_reach_needs_tokens(
     assert "canary" not in malformed.stderr
 
 
-def test_a_gateway_without_a_relay_has_no_health_of_one(here: Here) -> None:
-    done = here("gateway", "--database", "sqlite:///x.db", "--no-relay", "--http", "0")
-    assert (done.returncode, "--http answers for the relay" in done.stderr) == (2, True)
+@pytest.mark.parametrize("option", [("--http", "0"), ("--rebind",)])
+def test_a_gateway_without_a_relay_has_no_options_of_one(
+    here: Here, option: tuple[str, ...]
+) -> None:
+    done = here("gateway", "--database", "sqlite:///x.db", "--no-relay", *option)
+    assert (done.returncode, f"{option[0]} is for the relay" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--simulate", "--database", "sqlite:///x.db"), "leave out --database."),
+        (("--simulate", "--broker", "call:json:loads"), "leave out --broker."),
+        (("--simulate", "--config", "x.toml"), "leave out --config."),
+        (("--simulate", "--host", "127.0.0.1", "--port", "8080"), "leave out --host and --port."),
+        (("--simulate", "--no-relay"), "leave out --no-relay."),
+        (("--simulate", "--relay"), "leave out --relay."),
+        (("--simulate", "--rebind", "--connections", "8"), "out --rebind and --connections."),
+        (("--simulate", "--http", "0"), "leave out --http."),
+        (("--simulate", "--log-format", "json", "-v"), "leave out --log-format and --verbose."),
+        (("--orders", "300"), "--orders is for --simulate"),
+        (("--manners", "lost=1"), "--manners is for --simulate"),
+        (("--seed", "1"), "--seed is for --simulate"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_real_gateway_and_a_played_one_have_options_of_their_own(
+    here: Here, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    async def never(*args: object, **how: object) -> bool:
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr("postroom.ops.gateway_show.play", never)
+    monkeypatch.setattr("postroom.ops.cli_gateway._serve", never)
+    done = here("gateway", *arguments)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    if "--database" in arguments:
+        before = here(*arguments[1:], "gateway", arguments[0])
+        assert (before.returncode, said in before.stderr) == (2, True), before.stderr
 
 
 def test_the_manners_of_an_exchange(here: Here) -> None:

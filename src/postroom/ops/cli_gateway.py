@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["gateway"]
 
+# The options of a gateway that is played; all others are those of a real one.
+PLAYED = ("orders", "manners", "seed")
+
 
 def gateway(
     context: typer.Context,
@@ -69,6 +72,8 @@ def gateway(
     POST /do/order with an Idempotency-Key; GET /do/order/KEY. Orders go out through the broker,
     such as call:module:function. With --simulate nothing is needed but this command.
     """
+    console = Console.of(context, database=database, broker=broker, config=config)
+    _check_options(context, console)
     if simulate:
         from rich.console import Console as Terminal
 
@@ -80,14 +85,42 @@ def gateway(
         if not run(play(Terminal(highlight=False), orders=orders, manners=wish, seed=seed)):
             raise typer.Exit(1)
         return
-    console = Console.of(context, database=database, broker=broker, config=config)
-    if http is not None and not relay:
-        raise ConfigurationError("--http answers for the relay, and with --no-relay there is none.")
+    if not relay and (http is not None or rebind):
+        option = "--rebind" if rebind else "--http"
+        raise ConfigurationError(f"{option} is for the relay, and with --no-relay there is none.")
     settings = console.settings(relay={"log_format": log_format, "http": http})
     # As with `python -m`: what call:module:function names may lie in the working directory.
     sys.path.insert(0, "")
     set_up(settings.relay.log_format, logging.DEBUG if verbose else logging.INFO)
     run(_serve(settings, host, port, relay=relay, rebind=rebind, connections=connections))
+
+
+def _check_options(context: typer.Context, console: Console) -> None:
+    """Refuse options of a real gateway for one that is played, and the other way round."""
+    given = {name for name in context.params if _is_given(context, name)}
+    given |= {name for name in ("database", "broker", "config") if getattr(console, name)}
+    simulate = "simulate" in given
+    wrong = [
+        "--no-relay" if name == "relay" and not value else f"--{name.replace('_', '-')}"
+        for name, value in context.params.items()
+        if name in given - {"simulate"} and (name in PLAYED) != simulate
+    ]
+    if wrong and simulate:
+        raise ConfigurationError(
+            "--simulate plays with a gateway, a database and an exchange of its own: leave out "
+            f"{' and '.join(wrong)}."
+        )
+    if wrong:
+        verb = "is" if len(wrong) == 1 else "are"
+        raise ConfigurationError(
+            f"{' and '.join(wrong)} {verb} for --simulate, and this would be a real gateway."
+        )
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    # By name: Typer brings its own copy of Click since some version.
+    return source is not None and source.name == "COMMANDLINE"
 
 
 class _Bell:
