@@ -1,0 +1,149 @@
+"""A turn that two providers of one request use at the same time: one claim, one transaction."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from litestar import Litestar, Request, post
+from litestar.di import Provide
+from litestar.middleware import DefineMiddleware
+from serving import SYNC_DRIVERS, with_driver
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from postroom.idempotency import SHARED, Answer, Keys, Name, Policy
+from postroom.idempotency.asgi import IdempotencyMiddleware, turn_of
+from postroom.idempotency.exchange import Asked
+from postroom.idempotency.turn import Answered, Turn
+from stages import Stage
+
+SAME = Policy(mode="same_transaction")
+WORK = text("INSERT INTO thing VALUES ('a')")
+LIMIT_SECONDS = 10
+
+
+def turn(key: str | None = "k") -> Turn:
+    return Turn(None if key is None else Asked(Name("ada", "POST /o", key), "f" * 64, SAME))
+
+
+async def both(one: Callable[[], Any]) -> list[Any]:
+    async with asyncio.timeout(LIMIT_SECONDS):
+        return await asyncio.gather(one(), one(), return_exceptions=True)
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_both_have_the_same_session(stage: Stage, key: str | None) -> None:
+    engine, ours = create_async_engine(with_driver(stage.url)), turn(key)
+    first, second = await both(lambda: ours.session_async(engine))
+    assert first is second
+    await first.execute(WORK)
+    assert await ours.settle_async(Answer(201)) is None
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    await engine.dispose()
+    assert stage.things() == ["a"]
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_both_have_the_same_session_in_threads(stage: Stage, key: str | None) -> None:
+    engine, ours = create_engine(with_driver(stage.url, SYNC_DRIVERS)), turn(key)
+    first, second = await both(lambda: ours.session_in_thread(engine))
+    assert first is second
+    await asyncio.to_thread(first.execute, WORK)
+    assert await ours.settle_async(Answer(201)) is None
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    engine.dispose()
+    assert stage.things() == ["a"]
+
+
+def test_threads_have_the_same_session(stage: Stage) -> None:
+    engine, ours = create_engine(with_driver(stage.url, SYNC_DRIVERS)), turn()
+    with ThreadPoolExecutor(8) as threads:
+        sessions = list(threads.map(lambda _: ours.session(engine), range(8), timeout=20))
+    assert len(set(map(id, sessions))) == 1
+    sessions[0].execute(WORK)
+    assert ours.settle(Answer(201)) is None
+    engine.dispose()
+    assert stage.things() == ["a"]
+
+
+async def test_both_are_told_the_answer_from_memory(stage: Stage) -> None:
+    engine, first, again = create_async_engine(with_driver(stage.url)), turn(), turn()
+    await (await first.session_async(engine)).execute(WORK)
+    await first.settle_async(Answer(201, (), b"made"))
+    told = await both(lambda: again.session_async(engine))
+    assert [type(each) for each in told] == [Answered, Answered]
+    assert [each.answer.body for each in told] == [b"made", b"made"]
+    await again.end_async()
+    await engine.dispose()
+    assert stage.things() == ["a"]
+
+
+async def test_both_are_refused_where_nothing_answers(stage: Stage) -> None:
+    url = with_driver(stage.url, SYNC_DRIVERS)
+    for engine, claim in (
+        (create_async_engine(with_driver(stage.url)), Turn.connection_async),
+        (create_engine(url), Turn.connection_in_thread),
+    ):
+        ours, calls = turn(), list[int]()
+
+        def down(*_: Any, calls: list[int] = calls, **__: Any) -> None:
+            calls.append(1)
+            raise ConnectionRefusedError
+
+        event.listen(getattr(engine, "sync_engine", engine), "do_connect", down)
+        told = await both(lambda: claim(ours, engine))  # type: ignore[operator] # noqa: B023
+        assert [type(each) for each in told] == [Answered, Answered]
+        assert [each.answer.status for each in told] == [503, 503]
+        assert len(calls) == 1, "asked for once"
+
+
+async def test_one_that_is_cancelled_leaves_the_claim_to_the_other(stage: Stage) -> None:
+    engine, holder, ours = create_async_engine(with_driver(stage.url)), turn(), turn()
+    await holder.session_async(engine)
+    first = asyncio.ensure_future(ours.session_async(engine))
+    second = asyncio.ensure_future(ours.session_async(engine))
+    await asyncio.sleep(0.3)
+    first.cancel()
+    await asyncio.wait({first})
+    await holder.end_async()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        session = await second
+    await session.execute(WORK)
+    assert await ours.settle_async(Answer(201)) is None
+    await engine.dispose()
+    assert stage.things() == ["a"]
+
+
+async def test_two_providers_of_litestar(stage: Stage) -> None:
+    engine = create_async_engine(with_driver(stage.url))
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /o": SAME})
+
+    async def orders_of(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        return {"session": await turn_of(request).session_async(engine)}
+
+    async def customers_of(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        return {"session": await turn_of(request).session_async(engine)}
+
+    @post("/o")
+    async def place(orders: dict[str, Any], customers: dict[str, Any]) -> dict[str, bool]:
+        await orders["session"].execute(WORK)
+        await customers["session"].execute(WORK)
+        return {"same": orders["session"] is customers["session"]}
+
+    app = Litestar(
+        [place],
+        dependencies={"orders": Provide(orders_of), "customers": Provide(customers_of)},
+        middleware=[DefineMiddleware(IdempotencyMiddleware, keys=keys)],
+    )
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        for _ in range(2):
+            async with asyncio.timeout(LIMIT_SECONDS):
+                told = await client.post("/o", headers={"Idempotency-Key": "k"})
+            assert (told.status_code, told.json()) == (201, {"same": True})
+    await engine.dispose()
+    await keys.close_async()
+    assert stage.things() == ["a", "a"]
