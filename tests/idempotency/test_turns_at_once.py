@@ -26,7 +26,8 @@ LIMIT_SECONDS = 10
 
 
 def turn(key: str | None = "k") -> Turn:
-    return Turn(None if key is None else Asked(Name("ada", "POST /o", key), "f" * 64, SAME))
+    asked = Asked(Name("ada", "POST /o", key), "f" * 64, SAME) if key else None
+    return Turn(asked, SAME)
 
 
 async def both(one: Callable[[], Any]) -> list[Any]:

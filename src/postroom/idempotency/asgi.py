@@ -31,7 +31,7 @@ from postroom.idempotency.leases import kept_in_loop
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import Answer, Mine, bodiless
 from postroom.idempotency.telling import give_up_async, refused, tell_replay, tell_unprotected
-from postroom.idempotency.turn import Turn, turn_in
+from postroom.idempotency.turn import Turn, refuse_twice, turn_in
 
 __all__ = ["IdempotencyMiddleware", "turn_of"]
 
@@ -79,6 +79,8 @@ class IdempotencyMiddleware:
                 return
             seen = replace(seen, body=body)
         asked = await self._asked(scope, seen, operation, policy)
+        if STATE in scope:
+            refuse_twice(scope[STATE], asked)
         if isinstance(asked, Answer):
             await _send(asked, send)
         elif asked is None and policy.mode == "external":
@@ -288,9 +290,11 @@ class _Outside(_Run):
         except BaseException as error:
             if not self.settled:
                 engines = self.middleware.keys.engines
-                await give_up_async(self.asked, self.mine, error, engines)
+                kept = self.turn.kept
+                await give_up_async(self.asked, self.mine, error, engines, kept=kept)
             raise
         finally:
+            self.turn.over = True
             self.request.answered.set()
 
     async def settle(self, answer: Answer) -> Answer | None:
@@ -333,6 +337,7 @@ class _Inside(_Run):
                 await self.turn.end_async()
                 await self.reply(self.turn.instead)
         finally:
+            self.turn.over = True
             self.request.answered.set()
             await self.turn.end_async()
 

@@ -56,7 +56,7 @@ from postroom.idempotency.telling import (
     tell_replay,
     tell_unprotected,
 )
-from postroom.idempotency.turn import Turn
+from postroom.idempotency.turn import Turn, refuse_twice
 
 __all__ = ["IdempotencyMiddleware", "idempotent"]
 
@@ -113,7 +113,7 @@ def IdempotencyMiddleware(get_response: Callable[..., Any]) -> Callable[..., Any
                 with kept_in_loop(asked, mine.claim, keys.engines):
                     response = await get_response(request)
             except BaseException as error:
-                await give_up_async(asked, mine, error, keys.engines)
+                await give_up_async(asked, mine, error, keys.engines, kept=turn.kept)
                 raise
             try:
                 steps = closing(asked, mine, _answer(response), kept=turn.kept)
@@ -143,7 +143,7 @@ def IdempotencyMiddleware(get_response: Callable[..., Any]) -> Callable[..., Any
             try:
                 response = get_response(request)
             except BaseException as error:
-                give_up(asked, verdict, error, keys.engines)
+                give_up(asked, verdict, error, keys.engines, kept=turn.kept)
                 raise
             try:
                 steps = closing(asked, verdict, _answer(response), kept=turn.kept)
@@ -299,6 +299,8 @@ async def _asked_async(keys: Keys, request: Any) -> Asked | Answer | None:
 
 
 def _found(keys: Keys, request: Any) -> tuple[str, Policy] | None:
+    if (earlier := getattr(request, STATE, None)) is not None:
+        refuse_twice(earlier, earlier.asked)
     setattr(request, STATE, Turn(None))
     found = keys.find(request.method, request.path_info)
     if found is None:

@@ -294,7 +294,7 @@ def closing(
     """
     policy, claim = asked.policy, mine.claim
     failpoints.hit("key.finish.before")
-    if not kept and 400 <= answer.status < 500:
+    if not kept and answer.status >= 400:
         done = yield from _again(
             lambda: store.fail(claim, "refused before it began", keep_seconds=0)
         )
@@ -336,11 +336,15 @@ def closing(
     return Doubtful(claim.epoch)
 
 
-def giving_up(asked: Asked, mine: Mine, why: str, *, broken_off: bool = False) -> Steps[bool]:
+def giving_up(
+    asked: Asked, mine: Mine, why: str, *, broken_off: bool = False, kept: bool = True
+) -> Steps[bool]:
     """The work ended with an error: what it did is not known, unless the policy says so. Of
-    what was broken off in the middle nobody can say so."""
+    what was broken off in the middle nobody can say so. Not `kept`: as in `closing`."""
     policy, claim = asked.policy, mine.claim
-    if policy.mode == "external" and (policy.on_error == "doubt" or broken_off):
+    if not kept:
+        done = yield Do(lambda: store.fail(claim, "refused before it began", keep_seconds=0))
+    elif policy.mode == "external" and (policy.on_error == "doubt" or broken_off):
         done = yield Do(lambda: store.doubt(claim, why))
         if done:
             tell_doubt(asked.name, why)

@@ -21,6 +21,7 @@ from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from starlette.routing import BaseRoute, Mount
 
+from postroom.errors import ConfigurationError
 from postroom.idempotency import problems
 from postroom.idempotency.asgi import STATE, IdempotencyMiddleware, turn_of
 from postroom.idempotency.keys import Keys
@@ -106,12 +107,16 @@ def keyed_connection(engine: Any, *, scope: Any = None) -> Callable[..., Any]:
 
 def _dependency(scope: Any, claim: Callable[[Turn], Awaitable[Any]]) -> Callable[..., Any]:
     async def of_anybody(request: Request) -> Any:
-        return await claim(turn_of(request))
+        turn = turn_of(request)
+        try:
+            return await claim(turn)
+        except ConfigurationError:
+            turn.kept = False  # no route has begun
+            raise
 
     async def of_somebody(request: Request, who: Any = scope) -> Any:
-        turn = turn_of(request)
-        turn.belongs_to(who)
-        return await claim(turn)
+        turn_of(request).belongs_to(who)
+        return await of_anybody(request)
 
     return of_anybody if scope is None else of_somebody
 

@@ -31,25 +31,30 @@ def tell_unprotected(asked: Asked, error: BaseException | str) -> None:
     signals.emit("key.unprotected", operation=asked.name.operation, error=why_of(error))
 
 
-def give_up(asked: Asked, mine: Mine, error: BaseException, engines: Engines) -> None:
-    """The work ended with an error, which the caller raises: this adds none of its own."""
+def give_up(
+    asked: Asked, mine: Mine, error: BaseException, engines: Engines, *, kept: bool = True
+) -> None:
+    """The work ended with an error, which the caller raises: this adds none of its own. Not `kept`:
+    it was refused before anything began."""
     try:
-        drive(_given_up(asked, mine, error), engines)
+        drive(_given_up(asked, mine, error, kept), engines)
     except PostroomError as trouble:  # its lease will end by itself
         tell_unprotected(asked, trouble)
 
 
-async def give_up_async(asked: Asked, mine: Mine, error: BaseException, engines: Engines) -> None:
+async def give_up_async(
+    asked: Asked, mine: Mine, error: BaseException, engines: Engines, *, kept: bool = True
+) -> None:
     """The same in an event loop."""
     try:
-        await drive_async(_given_up(asked, mine, error), engines)
+        await drive_async(_given_up(asked, mine, error, kept), engines)
     except PostroomError as trouble:
         tell_unprotected(asked, trouble)
 
 
-def _given_up(asked: Asked, mine: Mine, error: BaseException) -> Steps[bool]:
+def _given_up(asked: Asked, mine: Mine, error: BaseException, kept: bool) -> Steps[bool]:
     broken_off = not isinstance(error, Exception)
-    return giving_up(asked, mine, type(error).__name__, broken_off=broken_off)
+    return giving_up(asked, mine, type(error).__name__, broken_off=broken_off, kept=kept)
 
 
 def tell_replay(asked: Asked, verdict: Verdict) -> None:

@@ -52,6 +52,7 @@ class Turn:
         self.instead: Answer | None = None
         self.used = False
         self.kept = True  # False: a refusal that came before anything began is not remembered
+        self.over = False  # its middleware has done with it
         self._engine: Any = None
         self._tx: KeyedTransaction | None = None
         self._connection: AsyncConnection | Connection | None = None
@@ -157,6 +158,13 @@ class Turn:
         """What cannot be claimed is not carried out; without a key the error is the route's."""
         if self.instead is not None:  # whoever came first was told so
             raise Answered(self.instead)
+        policy = self.policy or (self.asked and self.asked.policy)
+        mode = policy.mode if policy else "external"
+        if mode != "same_transaction":  # nobody would commit it, or its key is claimed
+            raise ConfigurationError(
+                f'this route takes its session from Postroom, and its policy says "{mode}": '
+                'give it Policy(mode="same_transaction"), or a session of your own'
+            )
         if self.asked is not None:
             owned(self.asked.name)
         try:
@@ -264,6 +272,22 @@ def _inner(outer: Any) -> Any:
     """What an AsyncConnection or AsyncSession stands for; others stand for themselves."""
     inner = getattr(outer, "sync_connection", None) or getattr(outer, "sync_session", None)
     return outer if inner is None else inner
+
+
+def refuse_twice(earlier: Any, asked: object) -> None:
+    """A middleware within itself would wait for its own claim."""
+    if (
+        isinstance(earlier, Turn)
+        and earlier.asked is not None
+        and isinstance(asked, Asked)
+        and earlier.asked.name == asked.name
+        and not earlier.over
+    ):
+        earlier.kept = False  # nothing was begun
+        raise ConfigurationError(
+            "this request comes to IdempotencyMiddleware twice: add it to the application once, by "
+            "protect(app, keys) or by itself"
+        )
 
 
 def turn_in(place: Any, what: str) -> Turn:

@@ -26,7 +26,7 @@ from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import Answer, Mine, bodiless
 from postroom.idempotency.telling import give_up, refused, tell_replay, tell_unprotected
-from postroom.idempotency.turn import Answered, Turn, turn_in
+from postroom.idempotency.turn import Answered, Turn, refuse_twice, turn_in
 
 __all__ = ["IdempotencyMiddleware", "turn_of"]
 
@@ -65,6 +65,7 @@ class IdempotencyMiddleware:
             seen = replace(seen, body=body)
         who = self.keys.scope(environ)
         asked = asked_of(seen, operation, policy, who)
+        refuse_twice(environ.get(STATE), asked)
         if isinstance(asked, Answer):
             return _say(asked, start_response)
         if policy.mode != "external":
@@ -103,8 +104,10 @@ class IdempotencyMiddleware:
                 return _carry_out(self.app, environ, start, asked.policy, settle)
             except BaseException as error:
                 if not settled:
-                    give_up(asked, verdict, error, engines)
+                    give_up(asked, verdict, error, engines, kept=turn.kept)
                 raise
+            finally:
+                turn.over = True
 
     def _inside(
         self, asked: Asked | None, policy: Policy, environ: Environ, start: Start
@@ -120,6 +123,7 @@ class IdempotencyMiddleware:
         except Answered as answered:
             return _say(answered.answer, start)
         finally:
+            turn.over = True
             turn.end()
 
 
