@@ -327,15 +327,16 @@ class _Inside(_Run):
     async def run(self) -> None:
         try:
             await self.call()
-        except Exception:
+        except Exception as error:
             # `Answered`, or whatever the framework made of it. A mounted application answers it and
             # raises it again: what was ours to say is said then.
-            if self.turn.instead is None or (self.settled and not self._dropped):
+            instead = self.turn.told_instead(error)
+            if instead is None or (self.settled and not self._dropped):
                 raise
             if not self._dropped:
                 self._dropped = True
                 await self.turn.end_async()
-                await self.reply(self.turn.instead)
+                await self.reply(instead)
         finally:
             self.turn.over = True
             self.request.answered.set()

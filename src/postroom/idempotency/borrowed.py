@@ -64,8 +64,10 @@ class Borrowed:
             failpoints.hit("key.commit.before")
             self.tx.commit()
             failpoints.hit("key.commit.after")
-        except BaseException:
+        except BaseException as error:
             self.roll_back()
+            if is_conflict(error):  # nothing of it is left
+                return say(problems.conflict())
             raise
         self.tell_executed(mine, answer)
         return response

@@ -243,6 +243,8 @@ class _Atomic(Borrowed):
                 theirs = self._keep_refusal(answer)
                 return response if theirs is None else say(problems.replayed(theirs))
             except Exception as error:
+                if began and is_conflict(error):  # nothing of it is left
+                    return say(problems.conflict())
                 if began or self.asked is None or isinstance(error, PublishError):
                     raise
                 if waited_too_long(error):

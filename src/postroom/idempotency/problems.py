@@ -28,6 +28,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "key-indeterminate": (409, "Whether the request was carried out is not known"),
     "response-not-kept": (409, "The request was carried out; its response was not kept"),
     "request-too-large": (413, "The request is too large to be given an idempotency key"),
+    "transaction-conflict": (503, "The request met another one, and was undone"),
     "keys-unreachable": (503, "Idempotency keys cannot be looked up now"),
 }
 
@@ -91,6 +92,15 @@ def unreachable() -> Answer:
     """Nothing was carried out, because nobody could have remembered it."""
     return problem(
         "keys-unreachable", "Nothing was carried out; try again later.", retry_after_seconds=1
+    )
+
+
+def conflict() -> Answer:
+    """The database let another transaction go first; nothing of this one is left."""
+    return problem(
+        "transaction-conflict",
+        "Nothing was carried out; send the same request again.",
+        retry_after_seconds=1,
     )
 
 

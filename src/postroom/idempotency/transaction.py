@@ -24,6 +24,7 @@ from postroom.idempotency.exchange import Asked, for_storing
 from postroom.idempotency.rules import TRIES, Answer, Mine, Replay, Running, Verdict, storable
 
 if TYPE_CHECKING:
+    from sqlalchemy import ExceptionContext
     from sqlalchemy.orm import Session
 
 __all__ = ["KeyedTransaction", "guard"]
@@ -42,6 +43,7 @@ def guard(engine: Engine) -> None:
     if engine not in _guarded:
         _guarded.add(engine)
         event.listen(engine, "commit", _refuse_commit)
+        event.listen(engine, "handle_error", _postroom_hears_of_errors)
 
 
 class KeyedTransaction:
@@ -52,6 +54,7 @@ class KeyedTransaction:
         self.asked = asked
         self.mine: Mine | None = None
         self.may_commit = False
+        self.gave_way = False  # the database has let another transaction go first
         self._link = LeanLink(connection)
         self._root: Any = None
 
@@ -76,7 +79,7 @@ class KeyedTransaction:
                     return Running(1.0)
                 continue
             if isinstance(verdict, Mine):
-                self.mine = verdict
+                self.mine, self.gave_way = verdict, False
             else:
                 self.commit()  # that its owner was lost is worth keeping
             return verdict
@@ -108,7 +111,8 @@ class KeyedTransaction:
             failpoints.hit("key.commit.before")
             self.commit()
             failpoints.hit("key.commit.after")
-        except BaseException:
+        except BaseException as error:
+            self.gave_way = self.gave_way or is_conflict(error)
             self.roll_back()
             raise
         self._tell_executed(answer)
@@ -168,6 +172,16 @@ class KeyedTransaction:
         """Undo what was not committed; the connection may go back to its pool."""
         self.roll_back()
         _carried.pop(self.connection, None)
+
+
+def _postroom_hears_of_errors(context: ExceptionContext) -> None:
+    """Remember what a framework may make an answer of. By this name (`OWN_LISTENER`) lean
+    statements stay lean."""
+    if context.connection is None:
+        return
+    carried = _carried.get(context.connection)
+    if carried is not None and is_conflict(context.original_exception):
+        carried.gave_way = True
 
 
 def _refuse_commit(connection: Connection) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
+from postroom.databases.trouble import is_conflict
 from postroom.derivation import Part
 from postroom.errors import ConfigurationError, PublishError, WrongCall
 from postroom.idempotency import problems
@@ -201,7 +202,8 @@ class Turn:
                 lambda _: self.settle(answer)
             )
         theirs = None
-        await answering(lambda: self._settle(answer))
+        if await answering(lambda: self._settle(answer)):
+            return self.instead
         if self._kept_later(answer):
             theirs = await claiming(lambda: self._keep(answer))
         await answering(self.end)
@@ -213,19 +215,35 @@ class Turn:
             self._tell_unused(answer)
             return None
         try:
-            self._settle(answer)
+            if self._settle(answer):
+                return self.instead
             theirs = self._keep(answer) if self._kept_later(answer) else None
         finally:
             self.end()
         return None if theirs is None else problems.replayed(theirs)
 
-    def _settle(self, answer: Answer) -> None:
+    def _settle(self, answer: Answer) -> Answer | None:
+        """None, or what is told if it gave way to another: in its route, or at our commit."""
         assert self._tx is not None
         try:
             self._tx.settle(_inner(self._session), answer)
-        except BaseException:
+        except BaseException as error:
+            told = self.told_instead(error)
             self.end()
-            raise
+            if told is None:
+                raise
+            return told
+        if answer.status == 500 and self._tx.gave_way:
+            self.end()
+            self.instead = problems.conflict()
+        return self.instead
+
+    def told_instead(self, error: BaseException) -> Answer | None:
+        """What is answered in place of an error, if anything: what was said before, or that the
+        database let another transaction go first."""
+        if self.instead is None and self._tx is not None and self._tx.gave_way:
+            self.instead = problems.conflict() if is_conflict(error) else None
+        return self.instead
 
     def _kept_later(self, answer: Answer) -> bool:
         return answer.status >= 400 and self.kept

@@ -122,6 +122,10 @@ class IdempotencyMiddleware:
             return _carry_out(self.app, environ, start, policy, settle)
         except Answered as answered:
             return _say(answered.answer, start)
+        except Exception as error:
+            if (instead := turn.told_instead(error)) is None:
+                raise
+            return _say(instead, start)
         finally:
             turn.over = True
             turn.end()
