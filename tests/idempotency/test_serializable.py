@@ -80,7 +80,7 @@ def litestar(stage: Stage, keys: Keys) -> Iterator[str]:
         await session.execute(text(READ))
         await session.execute(text(WRITE))
 
-    app = Litestar([place], middleware=[DefineMiddleware(Asgi, keys=keys)])
+    app = Litestar([place], middleware=[DefineMiddleware(Asgi, keys=keys)], logging_config=None)
     with serve_asgi(app) as address:
         yield address
     engine.sync_engine.dispose(close=False)

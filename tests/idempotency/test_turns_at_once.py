@@ -138,6 +138,7 @@ async def test_two_providers_of_litestar(stage: Stage) -> None:
         [place],
         dependencies={"orders": Provide(orders_of), "customers": Provide(customers_of)},
         middleware=[DefineMiddleware(IdempotencyMiddleware, keys=keys)],
+        logging_config=None,
     )
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
