@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -149,3 +150,17 @@ async def test_two_providers_of_litestar(stage: Stage) -> None:
     await engine.dispose()
     await keys.close_async()
     assert stage.things() == ["a", "a"]
+
+
+async def test_an_answer_is_kept_from_when_a_long_route_gave_it(stage: Stage) -> None:
+    policy, engine = replace(SAME, keep_seconds=1), create_async_engine(with_driver(stage.url))
+    turns = [Turn(Asked(Name("ada", "POST /o", "k"), "f" * 64, policy)) for _ in range(2)]
+    await (await turns[0].session_async(engine)).execute(WORK)
+    await asyncio.sleep(1.5)
+    await turns[0].settle_async(Answer(201, (), b"made"))
+    with pytest.raises(Answered) as told:
+        await turns[1].session_async(engine)
+    assert told.value.answer.body == b"made"
+    await turns[1].end_async()
+    await engine.dispose()
+    assert stage.things() == ["a"]

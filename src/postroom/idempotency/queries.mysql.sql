@@ -57,7 +57,8 @@ UPDATE postroom_idempotency_key
    SET status = 'completed', locked_until = NULL, error = NULL, request = NULL, progress = NULL,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent,
-       expires_at = IF(mode = 'same', expires_at, UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND)
+       expires_at = IF(mode = 'same' AND expires_at > UTC_TIMESTAMP(6) + INTERVAL :keep_us * 9 DIV 10 MICROSECOND,
+                       expires_at, UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND)
  WHERE scope = :scope AND operation = :operation AND `key` = :key AND owner = :owner
    AND epoch = :epoch AND status IN ('pending', 'indeterminate');
 SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;

@@ -70,12 +70,16 @@ SELECT owner, epoch, status, mode, fingerprint, attempts,
 
 -- name: finish
 -- Whoever was taken for lost and comes back with the answer settles its own key, if nobody else has.
+-- In its route's transaction a row expires as its claim said, so that it is updated in place, unless a
+-- tenth of that time went by: who has waited for a long route must not find it expired.
 UPDATE postroom.idempotency_key
    SET status = 'completed', locked_until = NULL, error = NULL, request = NULL, progress = NULL,
        response_status = CAST(:response_status AS integer),
        response_headers = CAST(:response_headers AS text),
        response_body = CAST(:response_body AS bytea), body_absent = CAST(:body_absent AS text),
-       expires_at = CASE WHEN mode = 'same' THEN expires_at ELSE
+       expires_at = CASE WHEN mode = 'same' AND expires_at > clock_timestamp()
+                               + CAST(:keep_us AS bigint) * 9 / 10 * interval '1 microsecond'
+                         THEN expires_at ELSE
            clock_timestamp() + CAST(:keep_us AS bigint) * interval '1 microsecond' END
  WHERE scope = :scope AND operation = :operation AND key = :key AND owner = :owner
    AND epoch = :epoch AND status IN ('pending', 'indeterminate')

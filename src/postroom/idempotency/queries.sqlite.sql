@@ -41,7 +41,8 @@ UPDATE postroom_idempotency_key
    SET status = 'completed', locked_until = NULL, error = NULL, request = NULL, progress = NULL,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent,
-       expires_at = CASE WHEN mode = 'same' THEN expires_at ELSE NOW_US + :keep_us END
+       expires_at = CASE WHEN mode = 'same' AND expires_at > NOW_US + :keep_us * 9 / 10
+                         THEN expires_at ELSE NOW_US + :keep_us END
  WHERE scope = :scope AND operation = :operation AND key = :key AND owner = :owner
    AND epoch = :epoch AND status IN ('pending', 'indeterminate');
 SELECT 1 WHERE changes() > 0;
