@@ -39,7 +39,10 @@ def derive_key(*parts: Part) -> str:
 
 def _escaped(part: Part) -> str:
     if isinstance(part, bool) or not isinstance(part, str | int | uuid.UUID):
-        raise ConfigurationError(f"a key is derived from text, numbers and UUIDs, not {part!r}")
+        # By its type alone: what it holds may be secret.
+        raise ConfigurationError(
+            f"a key is made of text, numbers and UUIDs, not of {type(part).__name__}: give its id"
+        )
     text = str(part)
     if not text:
         raise ConfigurationError("a part of a key must not be empty")

@@ -10,7 +10,6 @@ written down. Streamed answers are not kept: a tombstone stands for them before 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
@@ -96,10 +95,7 @@ class IdempotencyMiddleware:
     async def _asked(
         self, scope: Scope, seen: Seen, operation: str, policy: Policy
     ) -> Asked | Answer | None:
-        who = self.keys.scope(scope)
-        if inspect.isawaitable(who):
-            who = await who
-        return asked_of(seen, operation, policy, who)
+        return asked_of(seen, operation, policy, await self.keys.whose_async(scope))
 
     async def _external(self, asked: Asked, scope: Scope, request: _Request, send: Send) -> None:
         try:

@@ -125,6 +125,8 @@ def IdempotencyMiddleware(get_response: Callable[..., Any]) -> Callable[..., Any
 
         return middleware_async
 
+    keys.for_threads()
+
     def middleware(request: Any) -> Any:
         asked = _asked(keys, request)
         if not isinstance(asked, Asked):
@@ -294,9 +296,9 @@ async def _asked_async(keys: Keys, request: Any) -> Asked | Answer | None:
     if isinstance(seen, Answer):
         return seen
     if inspect.iscoroutinefunction(keys.scope):
-        who = await keys.scope(request)
+        who = await keys.whose_async(request)
     else:
-        who = await sync_to_async(keys.scope)(request)
+        who = await sync_to_async(keys.whose)(request)
     return asked_of(seen, *found, who)
 
 
@@ -331,7 +333,7 @@ def _asked_by(keys: Keys, request: Any, operation: str, policy: Policy) -> Asked
     seen = _seen(request, policy)
     if isinstance(seen, Answer):
         return seen
-    return asked_of(seen, operation, policy, keys.scope(request))
+    return asked_of(seen, operation, policy, keys.whose(request))
 
 
 def _seen(request: Any, policy: Policy) -> Seen | Answer:

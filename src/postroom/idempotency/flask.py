@@ -89,7 +89,7 @@ def _asked(keys: Keys, policy: Policy | None) -> Asked | Answer | None:
         return problems.too_large(chosen.most_request_bytes)
     rule = request.url_rule
     operation = f"{seen.method} {rule.rule if rule is not None else seen.path}"[:255]
-    return asked_of(seen, operation, chosen, keys.scope(request))
+    return asked_of(seen, operation, chosen, keys.whose(request))
 
 
 def _called(view: Callable[..., Any], args: Any, kwargs: Any) -> flask.Response:

@@ -1,6 +1,6 @@
 """`Keys`: the register of requests in a database, and what a request says about itself.
 
-    keys = Keys("postgresql://…", scope=lambda request: request["user"].id,
+    keys = Keys("postgresql://…", scope=lambda request: request["user"].username,
                 policies={"POST /orders": Policy(mode="same_transaction", required=True)})
 
 The scope is whose key it is. Without one, whoever guesses or repeats a key would be told another's
@@ -10,12 +10,14 @@ verified identity: answers from memory are given before the route checks anythin
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from postroom.calling import is_async
 from postroom.errors import ConfigurationError
 from postroom.idempotency import problems
 from postroom.idempotency.canonical import fingerprint
@@ -100,8 +102,36 @@ class Keys:
         """The operation and policy of a request; None: keys are none of its business."""
         return self.policies.find(method, path)
 
+    def whose(self, request: Any) -> Any:
+        """What the scope says of a request, or the answer it refuses it with."""
+        try:
+            return self.scope(request)
+        except Exception as error:
+            if (refusal := problems.refusal(error)) is None:
+                raise
+            return refusal
+
+    async def whose_async(self, request: Any) -> Any:
+        """The same where the scope may be async."""
+        try:
+            who = self.scope(request)
+            return await who if inspect.isawaitable(who) else who
+        except Exception as error:
+            if (refusal := problems.refusal(error)) is None:
+                raise
+            return refusal
+
+    def for_threads(self) -> None:
+        """Refuse a scope that nobody would await."""
+        if is_async(self.scope):
+            raise ConfigurationError(
+                "the scope of these Keys is async, and this application is not: give it a function "
+                "that is not async."
+            )
+
     def for_decorator(self) -> None:
         """Refuse a scope that a decorator could never learn."""
+        self.for_threads()
         if self.scope is AT_CLAIM:
             raise ConfigurationError(
                 "scope=AT_CLAIM is for routes that claim themselves: a decorator needs a function "
@@ -151,6 +181,8 @@ def asked_of(seen: Seen, operation: str, policy: Policy, scope: object) -> Asked
             return problems.missing(policy) if policy.required else None
     except BadKey as error:
         return problems.invalid(str(error))
+    if isinstance(scope, Answer):
+        return scope
     if is_nobody(scope):
         return problems.unowned()
     chosen = {name.lower() for name in policy.fingerprint_headers}

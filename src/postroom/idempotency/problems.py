@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from postroom.idempotency.policy import Policy
@@ -102,6 +104,23 @@ def conflict() -> Answer:
         "Nothing was carried out; send the same request again.",
         retry_after_seconds=1,
     )
+
+
+def refusal(error: Exception) -> Answer | None:
+    """What an exception such as HTTPException(401) says to the client; None: it is an error."""
+    status = getattr(error, "status_code", None)
+    if not isinstance(status, int) or not 400 <= status < 500:
+        return None
+    title = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Refused"
+    document = {"type": "about:blank", "title": title, "status": status}
+    if isinstance(detail := getattr(error, "detail", None), str):
+        document["detail"] = str(detail)
+    given = getattr(error, "headers", None)
+    headers = [("content-type", MEDIA_TYPE), ("cache-control", "no-store")]
+    for name, value in given.items() if isinstance(given, Mapping) else ():
+        if name.lower() not in ("content-type", "content-length", "cache-control"):
+            headers.append((name.lower(), str(value)))
+    return Answer(status, tuple(headers), json.dumps(document).encode())
 
 
 def answer_to(verdict: Replay | Running | Other | Doubtful, policy: Policy) -> Answer:

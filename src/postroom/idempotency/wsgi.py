@@ -47,6 +47,7 @@ class IdempotencyMiddleware:
     """One request, one effect: see the module."""
 
     def __init__(self, app: App, keys: Keys) -> None:
+        keys.for_threads()
         self.app = app
         self.keys = keys
 
@@ -63,8 +64,7 @@ class IdempotencyMiddleware:
             environ["wsgi.input"] = io.BytesIO(body)
             environ["CONTENT_LENGTH"] = str(len(body))
             seen = replace(seen, body=body)
-        who = self.keys.scope(environ)
-        asked = asked_of(seen, operation, policy, who)
+        asked = asked_of(seen, operation, policy, self.keys.whose(environ))
         refuse_twice(environ.get(STATE), asked)
         if isinstance(asked, Answer):
             return _say(asked, start_response)
