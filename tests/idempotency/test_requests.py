@@ -63,6 +63,32 @@ def asgi(app: Any, root: str = "") -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://shop")
 
 
+async def test_others_are_served_while_a_large_body_is_compared(stage: Stage) -> None:
+    async def take(request: Request) -> JSONResponse:
+        return JSONResponse({"bytes": len(await request.body())})
+
+    keys = Keys(stage.url, scope=SHARED)
+    app = Starlette(routes=[Route("/import", take, methods=["POST"])])
+    app.add_middleware(Asgi, keys=keys)
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.001)
+
+    others = asyncio.create_task(turn())
+    async with asgi(app) as client:
+        body = b"[" + b",".join([b"0.1"] * 700_000) + b"]"
+        headers = KEY | {"Content-Type": "application/json"}
+        answer = await client.post("/import", content=body, headers=headers)
+        assert answer.json() == {"bytes": len(body)}
+    others.cancel()
+    await keys.close_async()
+    assert turns > 40
+
+
 def test_half_a_body_is_nobody_s_request(stage: Stage) -> None:
     keys, seen, told = Keys(stage.url, scope=SHARED), [], []
 

@@ -41,6 +41,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 STATE = "postroom.idempotency"
+LARGE_BYTES = 1 << 16  # a body that is compared in a thread: others wait for the event loop
 # Ways to send a file that pass by whoever wants to keep its bytes.
 _PAST_US = ("http.response.pathsend", "http.response.zerocopysend")
 _log = logging.getLogger("postroom")
@@ -95,7 +96,10 @@ class IdempotencyMiddleware:
     async def _asked(
         self, scope: Scope, seen: Seen, operation: str, policy: Policy
     ) -> Asked | Answer | None:
-        return asked_of(seen, operation, policy, await self.keys.whose_async(scope))
+        whose = await self.keys.whose_async(scope)
+        if len(seen.body) > LARGE_BYTES:
+            return await asyncio.to_thread(asked_of, seen, operation, policy, whose)
+        return asked_of(seen, operation, policy, whose)
 
     async def _external(self, asked: Asked, scope: Scope, request: _Request, send: Send) -> None:
         try:
