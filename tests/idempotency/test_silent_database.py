@@ -197,7 +197,7 @@ def test_of_too_many_the_oldest_is_dropped(
     for number in range(3):
         keys.engines.afterwards.in_thread(Name("ada", "POST /orders", f"k{number}"), "owner")
     told = [each.getMessage() for each in caplog.records if "key.unreturned" in each.getMessage()]
-    assert told == ["key.unreturned operation=POST /orders idempotency_key=k0"]
+    assert told == ['key.unreturned operation="POST /orders" idempotency_key=k0']
     keys.close()
     eventually(lambda: "postroom-afterwards" not in [t.name for t in threading.enumerate()])
 
