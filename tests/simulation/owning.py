@@ -81,17 +81,23 @@ class Owning(Transaction):
         self._put("meta", values["item"], values["value"])
 
     def worker_beat(self, values: Values) -> None:
-        self._put("worker", values["incarnation"], self.now())
+        _, kind = self._get("worker", values["incarnation"]) or (0, values["kind"])
+        self._put("worker", values["incarnation"], (self.now(), kind))
 
     def workers_live(self, values: Values) -> Rows:
         since = self.now() - values["within_us"] / 1e6
-        return [(who,) for who, seen in sorted(self._rows("worker").items()) if seen > since]
+        found = sorted(self._rows("worker").items())
+        return [(who,) for who, (seen, kind) in found if seen > since and kind == values["kind"]]
+
+    def worker_stops(self, values: Values) -> None:
+        if (row := self._get("worker", values["incarnation"])) is not None:
+            self._put("worker", values["incarnation"], (row[0], "stopping"))
 
     def worker_gone(self, values: Values) -> None:
         self._put("worker", values["incarnation"], None)
 
     def workers_forget(self, values: Values) -> None:
-        for who, seen in list(self._rows("worker").items()):
+        for who, (seen, _) in list(self._rows("worker").items()):
             if seen < self.now() - 86_400:
                 self._put("worker", who, None)
 

@@ -80,7 +80,7 @@ class Tables:
         self.delayed: dict[str, Row] = {}
         self.dead: dict[str, Letter] = {}
         self.batch: dict[tuple[int, str, int], Entry] = {}
-        self.worker: dict[str, float] = {}
+        self.worker: dict[str, tuple[float, str]] = {}
         self.archive: dict[str, float] = {}  # when each was delivered
         self.dedup: dict[str, float] = {}  # when each was published
         self.meta: dict[str, str] = {"schema_version": str(SCHEMA_VERSION), "oldest_code": "1"}
