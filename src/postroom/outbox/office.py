@@ -72,7 +72,7 @@ class Office:
         self.lease_seconds = self._shares.lease_seconds
         self._looked_at = 0.0
         self._turn = 0
-        self._renewed_at = 0.0
+        self._renewed_at = self._beaten_at = float("-inf")
         self._clock_us = 0  # how far the database's clock is ahead of ours
 
     # ── opening and closing ────────────────────────────────────────────────────────────────────
@@ -205,7 +205,8 @@ class Office:
             if time.monotonic() - self._renewed_at > self.lease_seconds / 5:
                 await self._set_clock()
                 await self._renew()
-            await self._beat()
+            if time.monotonic() - self._beaten_at >= self._shares.rest_seconds / 2:
+                await self._beat()
             again_seconds = await self._share()
             await self._notice()
             self._reap()
@@ -214,15 +215,10 @@ class Office:
 
     async def _beat(self) -> None:
         """Say that this relay lives, and what it does: one small row, about once a second."""
+        self._beaten_at = time.monotonic()
         said = {"at": time.time(), "version": version(), **self.relay.report()}
-        await self._control.query(
-            ROOM,
-            "worker_beat",
-            incarnation=self.owner,
-            kind=KIND,
-            worker_name=self.relay.name,
-            report=json.dumps(said),
-        )
+        row = {"incarnation": self.owner, "kind": KIND, "worker_name": self.relay.name}
+        await self._control.query(ROOM, "worker_beat", **row, report=json.dumps(said))
 
     async def _renew(self) -> None:
         # Measured from before the renewal was sent: the lease cannot end earlier than we think.

@@ -97,7 +97,7 @@ class Shares:
     def _is_left(self, each: LaneSeen, lacked: bool, now: float) -> bool:
         """Whether a lane beyond one's share has been nobody's for long enough."""
         given_up = lacked and each.owner is None
-        patience = self.seen_seconds if given_up else 2 * self._soon_seconds
+        patience = self.seen_seconds if given_up else self._soon_seconds
         return now - self._nobodys[each.lane] >= patience
 
     def _ends(self, lanes: Sequence[LaneSeen]) -> list[float]:
