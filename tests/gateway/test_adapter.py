@@ -31,10 +31,11 @@ class Scripted:
 
     def __init__(self) -> None:
         self.status, self.text = 200, BOOKED
+        self.asked: tuple[int, str] | None = None  # what it says to questions, if not the same
         self.tokens: list[str | None] = []
         routes = [
             Route("/orders", self.answer, methods=["POST"]),
-            Route("/orders/{id}", self.answer),
+            Route("/orders/{id}", self.answer_question),
             Route("/elsewhere", self.elsewhere, methods=["GET", "POST"]),
         ]
         self.served = Served(Starlette(routes=routes))
@@ -43,6 +44,11 @@ class Scripted:
         self.tokens.append(call.headers.get("authorization"))
         headers = {"retry-after": "2", "location": f"{self.served.url}/elsewhere"}
         return Response(self.text, self.status, headers=headers)
+
+    async def answer_question(self, call: Request) -> Response:
+        if self.asked is None:
+            return await self.answer(call)
+        return Response(self.asked[1], self.asked[0])
 
     async def elsewhere(self, call: Request) -> Response:
         raise AssertionError("a redirect was followed")
@@ -60,6 +66,7 @@ def exchange(place: Scripted, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     monkeypatch.setenv("POSTROOM_EXCHANGE_URL", place.served.url)
     monkeypatch.delenv("POSTROOM_EXCHANGE_TOKEN", raising=False)
     place.tokens.clear()
+    place.asked = None
     return place
 
 
@@ -101,6 +108,26 @@ async def test_what_an_answer_to_an_order_means(
 ) -> None:
     exchange.status, exchange.text = status, text
     assert kind(await adapter.send(make_message(b"{}"))) == expected
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 407, *MOVED])
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ((404, '{"reason_code": "no_such_order"}'), (Transient, None)),  # it is let in to ask
+        ((403, "no"), (Transient, "broker")),
+        ((404, "<h1>Not Found</h1>"), (Transient, "broker")),
+        ((500, ""), (Transient, "broker")),
+        ((200, BOOKED), (Delivered, None)),
+        ((200, REJECTED), (Permanent, None)),
+    ],
+)
+async def test_an_order_that_alone_is_not_let_in_stops_no_other(
+    exchange: Scripted, status: int, asked: tuple[int, str], expected: tuple[Any, ...]
+) -> None:
+    exchange.status, exchange.text, exchange.asked = status, "<h1>Forbidden</h1>", asked
+    outcome = await adapter.send(make_message(b"{}"))
+    assert (type(outcome), getattr(outcome, "down", None)) == expected
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ CONNECTIONS = 8
 # connections, the TCP handshake, the TLS handshake. What is given up there was certainly not sent.
 BEFOREHAND = 0.3
 _REJECTED = {400, 402, 406, 410, 413, 415, 422}
-# Wrong credentials or a wrong address: not this order's fault, and no other would fare better. No
-# redirect is followed. 303 is none of these: it is said of what was done, perhaps of the order.
+# Wrong credentials or a wrong address, or a guard before the exchange that dislikes this one order.
+# No redirect is followed. 303 is none of these: it is said of what was done, perhaps of the order.
 _MOVED = {301, 302, 307, 308, 421, 426}
 _NOT_LET_IN = {401, 403, 404, 405, 407} | _MOVED
 _NOBODY_THERE = _NOT_LET_IN | {303, 429, 502, 503, 504}
@@ -70,8 +70,18 @@ async def send(message: Message) -> Outcome:
     if rejected and status in _REJECTED | _NOT_LET_IN:
         return Permanent(_reason(text), text)
     if status in _NOT_LET_IN and said.get("status") != "booked":
-        return Transient(f"http_{status}", _where(status, text, headers), down="broker")
+        return await _not_let_in(message, f"http_{status}", _where(status, text, headers))
     return Unknown(f"http_{status}", text)
+
+
+async def _not_let_in(message: Message, code: str, text: str) -> Outcome:
+    """Nobody is let in, or this order alone: whoever may ask for it may come in. One that is
+    disliked spends its attempts, and stops nobody else's."""
+    found = await lookup(message)
+    if isinstance(found, Delivered | Permanent):
+        return found
+    alone = isinstance(found, Transient) and found.code == "not_arrived"
+    return Transient(code, text, down=None if alone else "broker")
 
 
 async def lookup(message: Message) -> Outcome:
