@@ -14,7 +14,10 @@ from litestar.middleware import DefineMiddleware
 from serving import SYNC_DRIVERS, with_driver
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import QueuePool
 
+from helpers import eventually
+from postroom.errors import WrongCall
 from postroom.idempotency import SHARED, Answer, Keys, Name, Policy
 from postroom.idempotency.asgi import IdempotencyMiddleware, turn_of
 from postroom.idempotency.exchange import Asked
@@ -115,6 +118,61 @@ async def test_one_that_is_cancelled_leaves_the_claim_to_the_other(stage: Stage)
         session = await second
     await session.execute(WORK)
     assert await ours.settle_async(Answer(201)) is None
+    await engine.dispose()
+    assert stage.things() == ["a"]
+
+
+@pytest.mark.parametrize("ends", ["ended", "answered"])
+async def test_what_is_claimed_after_its_request_is_over_is_given_back(
+    stage: Stage, ends: str
+) -> None:
+    """Nobody can call a thread off: one that waits for a connection has it later."""
+    url = with_driver(stage.url, SYNC_DRIVERS)
+    engine, ours = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0), turn()
+    busy = await asyncio.to_thread(engine.connect)
+    claims = asyncio.ensure_future(ours.session_in_thread(engine))
+    await asyncio.sleep(0.3)
+    claims.cancel()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        if ends == "ended":
+            await ours.end_async()
+        else:
+            assert await ours.settle_async(Answer(401)) is None
+    busy.close()
+    await asyncio.sleep(0.3)  # it has the connection now, and claims
+
+    eventually(lambda: engine.pool.checkedout() == 0, 10)  # type: ignore[attr-defined]
+    assert ours.instead is None
+    again = turn()
+    await again.session_in_thread(engine)  # the key is free
+    await again.end_async()
+    engine.dispose()
+
+
+async def test_who_was_answered_is_not_told_another_answer(stage: Stage) -> None:
+    url = with_driver(stage.url, SYNC_DRIVERS)
+    engine, holder, ours = create_engine(url), turn(), turn()
+    await holder.session_in_thread(engine)
+    claims = asyncio.ensure_future(ours.session_in_thread(engine))  # waits for the holder
+    await asyncio.sleep(0.3)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        assert await ours.settle_async(Answer(401)) is None
+    await holder.settle_async(Answer(201, (), b"made"))
+    with pytest.raises((Answered, WrongCall)):
+        await claims
+    assert ours.instead is None
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_a_request_that_is_answered_has_no_session(stage: Stage, key: str | None) -> None:
+    """What a background task did there would be undone without a word."""
+    engine, ours = create_async_engine(with_driver(stage.url)), turn(key)
+    await (await ours.session_async(engine)).execute(WORK)
+    assert await ours.settle_async(Answer(201)) is None
+    with pytest.raises(WrongCall, match="a session of your own"):
+        await ours.session_async(engine)
     await engine.dispose()
     assert stage.things() == ["a"]
 

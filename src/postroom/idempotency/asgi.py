@@ -338,7 +338,6 @@ class _Inside(_Run):
                 await self.turn.end_async()
                 await self.reply(instead)
         finally:
-            self.turn.over = True
             self.request.answered.set()
             await self.turn.end_async()
 

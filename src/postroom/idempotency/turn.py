@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from threading import RLock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
 from postroom.databases.trouble import is_conflict
@@ -53,15 +53,18 @@ class Turn:
         self.instead: Answer | None = None
         self.used = False
         self.kept = True  # False: a refusal that came before anything began is not remembered
-        self.over = False  # its middleware has done with it
+        self.over = False  # answered, or done with: nothing more is opened for it
         self._engine: Any = None
         self._tx: KeyedTransaction | None = None
         self._connection: AsyncConnection | Connection | None = None
         self._session: AsyncSession | Session | None = None
         self._claimed = False
-        # Several providers of one request may ask at once: the first of them claims.
+        # Several providers of one request may ask at once: the first of them claims. Nobody else
+        # touches what it has in hand: if the turn is over by then, it gives that back itself.
         self._by_tasks: asyncio.Lock | None = None
         self._by_threads = RLock()
+        self._in_hand = False
+        self._state = Lock()
 
     def key_for(self, *steps: Part) -> str:
         """A key for something done on behalf of this request: the same at every attempt."""
@@ -99,13 +102,18 @@ class Turn:
         return self._connection  # type: ignore[return-value]
 
     async def _claim_async(self, engine: AsyncEngine) -> None:
-        if self._open():  # of one that was cancelled, or has failed
-            await self.end_async()
-        with self._claiming():
-            guard(engine.sync_engine)
-            self._connection = await engine.connect()
-            verdict = await self._connection.run_sync(self._begin)
-        self._begun(verdict)
+        self._take_in_hand()
+        try:
+            await self._give_back_async()  # of one that was cancelled, or has failed
+            with self._claiming():
+                guard(engine.sync_engine)
+                self._connection = await engine.connect()
+                verdict = await self._connection.run_sync(self._begin)
+            self._begun(verdict)
+        finally:
+            if late := self._out_of_hand():
+                await self._give_back_async()
+        self._refuse_late(late)
 
     def session(self, engine: Engine, **options: Any) -> Session:
         """A Session on the transaction of this request; begun and claimed at first call."""
@@ -134,13 +142,42 @@ class Turn:
             return self._connection  # type: ignore[return-value]
 
     def _claim(self, engine: Engine) -> None:
-        if self._open():
-            self.end()
-        with self._claiming():
-            guard(engine)
-            self._connection = engine.connect()
-            verdict = self._begin(self._connection)
-        self._begun(verdict)
+        self._take_in_hand()
+        try:
+            self._give_back()
+            with self._claiming():
+                guard(engine)
+                self._connection = engine.connect()
+                verdict = self._begin(self._connection)
+            self._begun(verdict)
+        finally:
+            if late := self._out_of_hand():
+                self._give_back()
+        self._refuse_late(late)
+
+    def _take_in_hand(self) -> None:
+        with self._state:
+            self._refuse_late(self.over)
+            self._in_hand = True
+
+    def _out_of_hand(self) -> bool:
+        """Whether the turn is over, and what was claimed is to be given back."""
+        with self._state:
+            self._in_hand = False
+            return self.over
+
+    def _refuse_late(self, late: bool) -> None:
+        if late:
+            raise WrongCall(
+                "this request is answered, and its transaction with it: for what comes after, such "
+                "as a background task, open a session of your own"
+            )
+
+    def _ends(self) -> bool:
+        """Nothing more is opened. Whether there is anything open, and in nobody's hand."""
+        with self._state:
+            self.over = True
+            return self._connection is not None and not self._in_hand
 
     def _begin(self, connection: Connection) -> Verdict | None:
         self._tx = KeyedTransaction(connection, self.asked)
@@ -173,8 +210,7 @@ class Turn:
         except Exception as error:
             if self.asked is None or isinstance(error, PublishError):
                 raise
-            self.instead = refused(self.asked, error)
-            raise Answered(self.instead) from error
+            raise self._answered(refused(self.asked, error)) from error
 
     def _begun(self, verdict: Verdict | None) -> None:
         self.used = True
@@ -183,8 +219,13 @@ class Turn:
             return
         assert self.asked is not None
         tell_replay(self.asked, verdict)
-        self.instead = problems.answer_to(verdict, self.asked.policy)
-        raise Answered(self.instead)
+        raise self._answered(problems.answer_to(verdict, self.asked.policy))
+
+    def _answered(self, instead: Answer) -> Answered:
+        with self._state:
+            if not self.over:  # else its client has another answer
+                self.instead = instead
+        return Answered(instead)
 
     @property
     def is_async(self) -> bool:
@@ -193,7 +234,7 @@ class Turn:
 
     async def settle_async(self, answer: Answer) -> Answer | None:
         """End it with its answer: None, or what is to be answered in its place."""
-        if not self._open():
+        if not self._ends():
             self._tell_unused(answer)
             return None
         if self.is_async:
@@ -206,12 +247,12 @@ class Turn:
             return self.instead
         if self._kept_later(answer):
             theirs = await claiming(lambda: self._keep(answer))
-        await answering(self.end)
+        await answering(self._give_back)
         return None if theirs is None else problems.replayed(theirs)
 
     def settle(self, answer: Answer) -> Answer | None:
         """The same in a thread, or in the greenlet of an async connection."""
-        if not self._open():
+        if not self._ends():
             self._tell_unused(answer)
             return None
         try:
@@ -219,7 +260,7 @@ class Turn:
                 return self.instead
             theirs = self._keep(answer) if self._kept_later(answer) else None
         finally:
-            self.end()
+            self._give_back()
         return None if theirs is None else problems.replayed(theirs)
 
     def _settle(self, answer: Answer) -> Answer | None:
@@ -229,12 +270,12 @@ class Turn:
             self._tx.settle(_inner(self._session), answer)
         except BaseException as error:
             told = self.told_instead(error)
-            self.end()
+            self._give_back()
             if told is None:
                 raise
             return told
         if answer.status == 500 and self._tx.gave_way:
-            self.end()
+            self._give_back()
             self.instead = problems.conflict()
         return self.instead
 
@@ -254,16 +295,26 @@ class Turn:
 
     async def end_async(self) -> None:
         """Undo what was not committed, and give the connection back; never raises."""
-        if not self._open():
-            return
-        if not self.is_async:
-            await answering(self.end)
-            return
-        with suppress(Exception):
-            await self._connection.run_sync(lambda _: self.end())  # type: ignore[union-attr]
+        if self._ends():
+            await self._give_back_async()
 
     def end(self) -> None:
         """The same in a thread, or in the greenlet of an async connection."""
+        if self._ends():
+            self._give_back()
+
+    async def _give_back_async(self) -> None:
+        if self._connection is None:
+            return
+        if not self.is_async:
+            await answering(self._give_back)
+            return
+        with suppress(Exception):
+            await self._connection.run_sync(  # type: ignore[union-attr]
+                lambda _: self._give_back()
+            )
+
+    def _give_back(self) -> None:
         connection, session = _inner(self._connection), _inner(self._session)
         self._connection = self._session = None
         self._claimed = False
@@ -276,9 +327,6 @@ class Turn:
         with suppress(Exception):
             if connection is not None:
                 connection.close()
-
-    def _open(self) -> bool:
-        return self._connection is not None
 
     def _tell_unused(self, answer: Answer) -> None:
         """The route went its own way, so nothing of it is remembered."""

@@ -127,7 +127,6 @@ class IdempotencyMiddleware:
                 raise
             return _say(instead, start)
         finally:
-            turn.over = True
             turn.end()
 
 
