@@ -48,6 +48,7 @@ from postroom.outbox import lane as lanes
 from postroom.outbox.doubts import Doubts, Finding
 from postroom.outbox.lane import Lane, _Batch
 from postroom.outbox.office import Office
+from postroom.outbox.relay import Relay
 from postroom.outbox.rules import SETTLED, Horizon, Leftover, Settled, Verdict
 from postroom.outbox.sending import Sender
 from postroom.outbox.store import ROOM, Ask, Change, Store
@@ -299,6 +300,17 @@ def sigterm_exits() -> None:
         return await work
 
     cli_relay.until_stopped = until_stopped
+
+
+def lanes_wait_for_the_house() -> None:
+    hand_over = Office._hand_everything_over
+
+    async def leave(self: Any, keeping: Any, *house: Any) -> None:
+        await asyncio.wait([keeping, *house])
+        await hand_over(self, keeping)
+
+    Relay.stop = lambda self: self.stopping.set()  # type: ignore[method-assign]
+    Office._leave = leave  # type: ignore[method-assign]
 
 
 # ── Publishing ─────────────────────────────────────────────────────────────────────────────────

@@ -137,9 +137,9 @@ async def _keeps_its_lanes(self: Any, fences: Sequence[Fence]) -> None:
 def _impatient() -> Iterator[None]:
     hand_over = office.Office._hand_everything_over
 
-    async def at_once(self: Any) -> None:
+    async def at_once(self: Any, *keepers: Any) -> None:
         self.settings = replace(self.settings, grace_seconds=0)
-        await hand_over(self)
+        await hand_over(self, *keepers)
 
     with patch.object(office.Office, "_hand_everything_over", at_once):
         yield

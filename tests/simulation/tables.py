@@ -9,7 +9,7 @@ from typing import Any
 
 from postroom.flow import Rows
 from postroom.messages import Message
-from postroom.outbox.office import SCHEMA_VERSION
+from postroom.outbox.admission import SCHEMA_VERSION
 
 from .loop import OUTSIDE, Process
 

@@ -16,7 +16,7 @@ from postroom.errors import SchemaError, Unreachable
 from postroom.flow import Flow, Rows, Statement
 from postroom.ledger import store
 from postroom.ledger.rules import Entry
-from postroom.outbox.office import SCHEMA_VERSION
+from postroom.outbox.admission import SCHEMA_VERSION
 from postroom.outbox.requests import Ledger, Receipt, Request, accept
 from postroom.outbox.store import ROOM
 from postroom.worker.waiting import undisturbed

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from postroom import failpoints, signals
 from postroom.databases.database import DatabaseLost, WorkerLink
-from postroom.errors import PostroomError, RoutingChanged, SchemaError
+from postroom.errors import PostroomError
 from postroom.messages import LANES, Message
 from postroom.outbox import wake
+from postroom.outbox.admission import check_routes, check_schema
 from postroom.outbox.lane import Lane, LaneLost
 from postroom.outbox.pruning import prune
 from postroom.outbox.rules import Horizon, Leftover
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Office"]
 
-SCHEMA_VERSION = 5
 KIND = "relay"
+# At the end of the grace a statement may be under way, and a relay has its last word to say.
+GOODBYE_SECONDS = 2.0
+# For what keeps house, once the lanes are given back: nothing is lost if it is cut short.
+HOUSE_SECONDS = 1.0
 
 
 class Office:
@@ -82,8 +86,8 @@ class Office:
         for _ in range(4):
             self._links.append(await self._connect())
         self._reader, self._writer, self._control, self._house = self._links
-        await self._check_schema()
-        await self._check_routes()
+        await check_schema(self._control)
+        await check_routes(self._control, self.relay)
         await self._store.clear_journal(self._control, keep=self.sender.unsettled())
         keep = str(int(self.settings.keep_delivered_seconds))
         await self._control.query(ROOM, "meta_write", item="keep_delivered_seconds", value=keep)
@@ -91,33 +95,6 @@ class Office:
 
     async def _connect(self) -> WorkerLink:
         return await self.relay.database.connect(idle_seconds=self.lease_seconds / 3)
-
-    async def _check_schema(self) -> None:
-        found, oldest = [
-            int(rows[0][0]) if rows else 0
-            for rows in [
-                await self._control.query(ROOM, "meta_read", item="schema_version"),
-                await self._control.query(ROOM, "meta_read", item="oldest_code"),
-            ]
-        ]
-        # Newer tables say how old the code may be that works on them, so that they come first.
-        if found != SCHEMA_VERSION and not 0 < oldest <= SCHEMA_VERSION < found:
-            remedy = "run `postroom db upgrade`" if found < SCHEMA_VERSION else "upgrade postroom"
-            raise SchemaError(
-                f"the tables in {self.relay.database.target.safe} are of version {found}, "
-                f"this relay needs version {SCHEMA_VERSION}: {remedy}."
-            )
-
-    async def _check_routes(self) -> None:
-        mine = self.relay.routes.fingerprint(signals.redact_url)
-        rows = await self._control.query(ROOM, "meta_read", item="routes")
-        if rows and rows[0][0] != mine and not self.relay.rebind:
-            raise RoutingChanged(
-                f"this relay's routes ({mine}) differ from those on record ({rows[0][0]}): "
-                "correct them, or start once with --rebind if the change is meant."
-            )
-        if not rows or rows[0][0] != mine:
-            await self._control.query(ROOM, "meta_write", item="routes", value=mine)
 
     async def close(self) -> None:
         """Drop everything; what was not settled will be read again by whoever owns the lane."""
@@ -159,8 +136,8 @@ class Office:
         try:
             await asyncio.wait([stop, *keepers], return_when=FIRST_COMPLETED)
             if stopping.is_set():
-                await asyncio.gather(*keepers[:3])
-                await self._hand_everything_over()
+                self.relay.vitals.forget(keepers)
+                await self._leave(*keepers[:3])
             for task in keepers:
                 if task.done() and not task.cancelled():
                     task.result()
@@ -187,7 +164,7 @@ class Office:
             self._lanes[fence.lane] = (lane, asyncio.create_task(lane.run(once=True)))
         while tasks := [task for _, task in self._lanes.values()]:
             if self.relay.stopping.is_set():
-                self._stop_lanes()
+                self.stop_lanes()
             await asyncio.wait(
                 tasks, timeout=min(0.5, self.lease_seconds / 4), return_when=FIRST_COMPLETED
             )
@@ -257,7 +234,7 @@ class Office:
         )
         for number in look.give_up:
             self._lanes[number][0].stop()
-        if look.take:
+        if look.take and not self.relay.stopping.is_set():
             await self._take(look.take)
         return look.again_seconds
 
@@ -276,6 +253,7 @@ class Office:
         for fence in fences:
             self.horizon.forget(fence.lane)
             lane = Lane(self, fence, begun + self.lease_seconds)
+            lane.stopping = self.relay.stopping.is_set()  # it was told meanwhile
             self._lanes[fence.lane] = (lane, asyncio.create_task(self._run_lane(lane)))
             signals.emit(
                 "lane.acquired", lane=fence.lane, epoch=fence.epoch, incarnation=self.owner
@@ -330,28 +308,52 @@ class Office:
         )
         failpoints.hit("relay.release.after")
 
-    def _stop_lanes(self) -> None:
+    def stop_lanes(self) -> None:
+        """No send begins from here on."""
         for lane, _ in self._lanes.values():
             lane.stop()
 
-    async def _hand_everything_over(self) -> None:
-        """Stop reading, settle what is in flight, give the lanes back; all within the grace."""
-        self._stop_lanes()
-        with contextlib.suppress(DatabaseLost):
-            await self._control.query(ROOM, "worker_stops", incarnation=self.owner)
+    async def _leave(
+        self, lanes: asyncio.Task[Any], house: asyncio.Task[Any], watch: asyncio.Task[Any]
+    ) -> None:
+        """Hand over first: a statement of the house may wait for a lock longer than the grace.
+
+        Who still waits then is cancelled, which ends the connection with whatever it had begun.
+        """
         give_up_at = time.monotonic() + self.settings.grace_seconds
-        while self._lanes and time.monotonic() < give_up_at:
+        await self._hand_everything_over(lanes)
+        rest = max(0.0, give_up_at - time.monotonic())
+        await asyncio.wait([house, watch], timeout=min(HOUSE_SECONDS, rest))
+
+    async def _hand_everything_over(self, keeping: asyncio.Task[Any]) -> None:
+        """Begin no send, settle what is in flight, give the lanes back; all within the grace."""
+        grace = self.settings.grace_seconds
+        give_up_at = time.monotonic() + grace
+        # For statements: a lock may keep those of the lanes waiting as well.
+        over_at = asyncio.get_running_loop().time() + grace + GOODBYE_SECONDS
+        self.stop_lanes()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(over_at):
+                await keeping  # its last round may renew, or register this relay
+                with contextlib.suppress(DatabaseLost):
+                    await self._control.query(ROOM, "worker_stops", incarnation=self.owner)
+                await self._settle_lanes(give_up_at)
+        if self._lanes:
+            signals.emit("relay.unsettled", incarnation=self.owner, lanes=sorted(self._lanes))
+        with contextlib.suppress(DatabaseLost, TimeoutError):
+            async with asyncio.timeout_at(over_at):
+                if not self._lanes:  # else it tells the next owner what may have arrived
+                    await self._store.clear_journal(self._control, keep=self.sender.unsettled())
+                await self._control.query(ROOM, "worker_gone", incarnation=self.owner)
+
+    async def _settle_lanes(self, give_up_at: float) -> None:
+        """Keep the leases until each lane has come to its end, or the grace has."""
+        while self._lanes and (rest := give_up_at - time.monotonic()) > 0:
             tasks = [task for _, task in self._lanes.values()]
-            await asyncio.wait(tasks, timeout=min(0.5, self.lease_seconds / 4))
+            await asyncio.wait(tasks, timeout=min(0.5, self.lease_seconds / 4, rest))
             self._reap()
             if time.monotonic() - self._renewed_at > self.lease_seconds / 5:
                 await self._renew()
-        if self._lanes:
-            signals.emit("relay.unsettled", incarnation=self.owner, lanes=sorted(self._lanes))
-        with contextlib.suppress(DatabaseLost):
-            if not self._lanes:  # else it tells the next owner what may have arrived
-                await self._store.clear_journal(self._control, keep=self.sender.unsettled())
-            await self._control.query(ROOM, "worker_gone", incarnation=self.owner)
 
     # ── keeping house ──────────────────────────────────────────────────────────────────────────
 

@@ -22,7 +22,8 @@ PRUNE_ROUNDS = 100
 async def prune(
     link: WorkerLink, settings: RelaySettings, stopping: asyncio.Event, beat: Callable[[], None]
 ) -> None:
-    """Everything once; `beat` is called between two steps, for whoever watches that it goes on."""
+    """Everything once, or until told to stop; `beat` is called between two steps, for whoever
+    watches that it goes on."""
     await link.query(ROOM, "archive_days")
     for name, keep in (
         ("prune_archive", settings.keep_delivered_seconds),
@@ -34,9 +35,11 @@ async def prune(
         ("prune_keys", 0),
     ):
         for _ in range(PRUNE_ROUNDS):
+            if stopping.is_set():
+                return
             beat()
             ((gone,),) = await link.query(ROOM, name, keep_seconds=int(keep), rows=PRUNE_ROWS)
-            if not gone or stopping.is_set():
+            if not gone:
                 break
     await _tell_lost_requests(link)
     await link.query(ROOM, "workers_forget")

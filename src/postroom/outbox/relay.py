@@ -182,7 +182,7 @@ class Relay:
         """Finish what is under way, give the lanes back, and return from `run`."""
         self.stopping.set()
         if self._office is not None:
-            self._office.pulse.hint()
+            self._office.stop_lanes()
 
     async def drain_once(self) -> Drained:
         """Deliver what is due now and return; what is in its back-off stays for the next time."""
