@@ -151,7 +151,13 @@ def test_what_is_ended_leaves_nothing_behind(
     clean |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     clean |= {"TMPDIR": str(tmp_path / "temporary")}
     command = ("-m", "postroom.ops.cli", "gateway", "--simulate", "--orders", "2000")
-    show = subprocess.Popen([sys.executable, *command], env=clean, stdout=subprocess.DEVNULL)
+    show = subprocess.Popen(
+        [sys.executable, *command],
+        env=clean,
+        stdout=subprocess.DEVNULL,
+        # Whoever runs the tests behind a shell may ignore Ctrl-C, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     children: list[int] = []
     try:
         eventually(lambda: len(list(tmp_path.glob("temporary/*/*.log"))) == 3, 60)
