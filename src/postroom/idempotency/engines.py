@@ -29,6 +29,7 @@ from postroom.errors import PostroomError, SchemaError
 from postroom.flow import Flow, run
 from postroom.idempotency.afterwards import Afterwards
 from postroom.idempotency.deadlines import Deadlines, shut
+from postroom.idempotency.forks import keep_untouched, renewed_in_child
 
 __all__ = ["Engines"]
 
@@ -48,11 +49,18 @@ class Engines:
         self.url = url
         self.target: Target = resolve(url)
         self._seconds = timeout_seconds
-        self._deadlines = Deadlines(timeout_seconds)
-        self.afterwards = Afterwards(self)
         self._pool: dict[str, Any] = {"pool_size": connections, "max_overflow": connections}
         self._async: dict[asyncio.AbstractEventLoop, dict[bool, AsyncEngine]] = {}
         self._sync: dict[bool, Engine] = {}
+        self.renew()
+        renewed_in_child(self)
+
+    def renew(self) -> None:
+        """Begin without a connection, as after a fork."""
+        keep_untouched(*self._sync.values(), *self._async.values())
+        self._async, self._sync = {}, {}
+        self._deadlines = Deadlines(self._seconds)
+        self.afterwards = Afterwards(self)
         self._turn = Lock()
 
     async def ask_async(self, make: Any) -> Any:

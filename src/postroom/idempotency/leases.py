@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from postroom.errors import PostroomError
 from postroom.idempotency.exchange import Asked, beating, drive, drive_async
+from postroom.idempotency.forks import renewed_in_child
 from postroom.idempotency.rules import Claim
 from postroom.idempotency.telling import tell_unprotected
 
@@ -59,6 +60,11 @@ class Beats:
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
+        self.renew()
+        renewed_in_child(self)
+
+    def renew(self) -> None:
+        """Begin without a thread, as after a fork."""
         self._turn = threading.Condition()
         self._live: dict[Claim, tuple[Asked, float, float]] = {}
         self._thread: threading.Thread | None = None

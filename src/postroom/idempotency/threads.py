@@ -10,8 +10,9 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import TypeVar
+
+from postroom.idempotency.forks import renewed_in_child
 
 __all__ = ["answering", "claiming"]
 
@@ -19,19 +20,29 @@ T = TypeVar("T")
 THREADS = 40
 
 
-@cache
-def _threads(what: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix=f"postroom-{what}")
+class _Threads:
+    """Started when first needed."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.renew()
+        renewed_in_child(self)
+
+    def renew(self) -> None:
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"postroom-{self._what}")
+
+
+_claims, _answers = _Threads("claims"), _Threads("answers")
 
 
 async def claiming(work: Callable[[], T]) -> T:
     """Do what may wait for another request with the same key."""
-    return await _in(_threads("claims"), work)
+    return await _in(_claims.threads, work)
 
 
 async def answering(work: Callable[[], T]) -> T:
     """Do what waits for no other request: commit, roll back, give a connection back."""
-    return await _in(_threads("answers"), work)
+    return await _in(_answers.threads, work)
 
 
 async def _in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
