@@ -29,7 +29,7 @@ from postroom.errors import (
     PostroomError,
     Unreachable,
 )
-from postroom.gateway import TOKENS, orders
+from postroom.gateway import TOKENS, answers, orders
 from postroom.gateway.counter import Counter
 from postroom.gateway.openapi import document
 from postroom.gateway.serving import is_loopback
@@ -76,6 +76,14 @@ class Problem(Exception):
     def __init__(self, status: int, kind: str, detail: str, *faults: orders.Fault) -> None:
         super().__init__(detail)
         self.status, self.kind, self.detail, self.faults = status, kind, detail, faults
+
+
+class Status(JSONResponse):
+    """Where an order stands, with its result as the exchange spelled it."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return answers.body(content)
 
 
 def create_app(
@@ -172,7 +180,7 @@ class Gateway:
         if not receipt.new:
             headers[REPLAYED] = "true"
         over = not receipt.new or entry.finished
-        return JSONResponse(_shown(entry), status_code=200 if over else 202, headers=headers)
+        return Status(_shown(entry), status_code=200 if over else 202, headers=headers)
 
     async def _accept(self, order: dict[str, Any], key: str, scope: str) -> Receipt:
         try:
@@ -193,7 +201,7 @@ class Gateway:
             raise Problem(404, "no-such-order", "there is no order under this key")
         if wait and not entry.finished:
             entry = await self._finished(call, entry, wait)
-        return JSONResponse(_shown(entry))
+        return Status(_shown(entry))
 
     async def describe(self, call: Call) -> Response:
         """`GET /openapi.json`"""
@@ -376,18 +384,9 @@ def _shown(entry: Entry) -> dict[str, Any]:
         "finished": entry.finished,
         "attempts": entry.attempts,
         "order": json.loads(entry.request),
-        "result": _result(entry.answer),
+        "result": answers.as_json(entry.answer),
         "last_error": error,
     }
-
-
-def _result(answer: str | None) -> Any:
-    if answer is None:
-        return None
-    try:
-        return json.loads(answer, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return answer
 
 
 def _problem(
