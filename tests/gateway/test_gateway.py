@@ -13,8 +13,7 @@ import pytest
 from gateway_tools import LIMIT, ORDER, PATIENT, WAIT, House, place
 
 from helpers import eventually
-from postroom.errors import ConfigurationError
-from postroom.gateway import create_app, tokens_from
+from postroom.gateway import create_app
 from postroom.gateway.exchange import REASONS
 from postroom.ops.logs import JsonFormatter
 from postroom.worker.vitals import Health
@@ -260,28 +259,6 @@ def test_a_client_sees_its_own_orders_alone(house: House) -> None:
         assert mine.json()["order"]["quantity"] == 5
         assert client.get("/do/order/k1", headers=ada).json()["order"]["quantity"] == 100
         assert client.get("/openapi.json").json()["security"] == [{"token": []}]
-
-
-def test_while_a_secret_is_replaced_both_are_good(sqlite_house: House) -> None:
-    with sqlite_house.gateway(None, tokens=tokens_from("ada=old bob=other ada=new")) as client:
-        old, new, other = ({"Authorization": f"Bearer {word}"} for word in ("old", "new", "other"))
-        assert place(client, headers=old).status_code == 202
-        assert place(client, headers=new).status_code == 200, "the same client, the same order"
-        assert client.get("/do/order/k1", headers=other).status_code == 404
-
-
-def test_a_client_without_a_secret_does_not_open_the_gateway_to_all() -> None:
-    with pytest.raises(ConfigurationError, match="no secret"):
-        create_app("sqlite:///gateway.db", tokens={"ada": []})
-
-
-@pytest.mark.parametrize("text", ["bob={0} ada={0}", "bob=x cid=y bob={0} ada=z ada={0}"])
-def test_two_clients_with_one_secret_are_refused_at_the_start(text: str) -> None:
-    tokens = tokens_from(text.format(CANARY))
-    with pytest.raises(ConfigurationError, match="bob and ada have the same secret") as error:
-        create_app("sqlite:///gateway.db", tokens=tokens)
-    assert CANARY not in str(error.value)
-    create_app("sqlite:///gateway.db", tokens={"ada": ["x", "x"], "bob": "y"})
 
 
 @pytest.mark.parametrize(

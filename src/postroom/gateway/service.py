@@ -16,7 +16,7 @@ import json
 import re
 import time
 from collections import Counter as Tally
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -147,12 +147,8 @@ class Gateway:
     ) -> None:
         self.counter = counter
         self._tokens = [
-            (name, _hashed(secret))
-            for name, given in tokens.items()
-            for secret in ([given] if isinstance(given, str) else given)
+            (name, _hashed(secret)) for name in tokens for secret in _secrets(name, tokens[name])
         ]
-        if tokens and not self._tokens:
-            raise ConfigurationError("tokens names clients that have no secret: give each one.")
         _check_owners(self._tokens)
         self._sends = sends
         self.relay: Relay | None = None  # there is one while it is open, if it `sends`
@@ -277,9 +273,9 @@ class Gateway:
             _check_host(call)
             return SCOPE
         kind, _, token = call.headers.get("authorization", "").partition(" ")
-        given = _hashed(token.strip())
+        given = _hashed(token := token.strip())
         owners = [n for n, known in self._tokens if hmac.compare_digest(known, given)]
-        if kind.lower() != "bearer" or not owners:
+        if kind.lower() != "bearer" or not token or not owners:
             raise Problem(401, "unauthorized", "a bearer token is needed that somebody has")
         return scope_name((SCOPE, owners[0]))
 
@@ -436,6 +432,25 @@ def _warn(relay: Relay) -> None:
     if not relay.sender.can_be_asked(TOPIC):
         advice = "give it a `lookup`, or orders that got no answer stay unknown and may be repeated"
         signals.emit("gateway.unasked", adapter=relay.sender.adapter(TOPIC), advice=advice)
+
+
+def _secrets(name: str, given: Any) -> list[str]:
+    """A client's secrets, or an error if anybody could send one, or nobody. None is shown."""
+    if not name.strip():
+        raise ConfigurationError("a client of tokens has no name: its orders are kept under it.")
+    many = isinstance(given, Iterable) and not isinstance(given, str)
+    secrets = list(given) if many else [given]
+    if not secrets or any(each is None or not str(each).strip() for each in secrets):
+        raise ConfigurationError(
+            f"the client {name} has no secret, or an empty one, and anybody could send that: give "
+            "it one, or leave the client out."
+        )
+    if not all(isinstance(each, str) and re.fullmatch(r"[!-~]+", each) for each in secrets):
+        raise ConfigurationError(
+            f"the secret of {name} holds what no HTTP header can, so nobody could send it: use "
+            "letters, digits and signs of ASCII, without spaces."
+        )
+    return secrets
 
 
 def _check_owners(tokens: Sequence[tuple[str, bytes]]) -> None:
