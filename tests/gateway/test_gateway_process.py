@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -168,6 +169,60 @@ def test_who_waits_when_it_stops_is_answered_at_once(started: Any) -> None:
     assert gateway.process.wait(30) == 0
     assert time.monotonic() - began < 8, "nobody was waited for"
     assert "Traceback" not in gateway.log.read_text()
+
+
+HANGS = {
+    "async": """
+import asyncio, pathlib
+async def send(message):
+    pathlib.Path("sending").touch()
+    await asyncio.sleep(300)
+""",
+    "in a thread": """
+import pathlib, time
+def send(message):
+    pathlib.Path("sending").touch()
+    time.sleep(300)
+""",
+}
+
+
+@pytest.mark.parametrize("adapter", HANGS.values(), ids=HANGS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
+def test_a_second_signal_ends_it_at_once(
+    tmp_path: Path, started: Any, adapter: str, number: signal.Signals
+) -> None:
+    (tmp_path / "hangs.py").write_text(adapter)
+    gateway = started("--broker", "call:hangs:send")
+    assert place(gateway.client).status_code == 202
+    eventually((tmp_path / "sending").exists, 60)
+    gateway.process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        gateway.process.wait(1.5)  # it finishes what is under way
+    began = time.monotonic()
+    gateway.process.send_signal(number)
+    assert gateway.process.wait(30) == 0
+    assert time.monotonic() - began < 5, "it waited for the exchange"
+    assert "Traceback" not in gateway.log.read_text()
+
+
+def test_a_second_signal_does_not_wait_for_who_is_slow_to_ask(tmp_path: Path, started: Any) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS["async"])
+    gateway = started("--broker", "call:hangs:send")
+    assert place(gateway.client).status_code == 202
+    eventually((tmp_path / "sending").exists, 60)
+    at = gateway.client.base_url
+    with socket.create_connection((at.host, at.port)) as slow:
+        head = "POST /do/order HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        time.sleep(0.5)  # so that it is read
+        gateway.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            gateway.process.wait(1)
+        began = time.monotonic()
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.process.wait(30) == 0
+    assert time.monotonic() - began < 5
 
 
 # ── Who is told ────────────────────────────────────────────────────────────────────────────────

@@ -117,7 +117,13 @@ def create_app(
                 gateway.relay = Relay(database, adapter, **how)
                 await stack.enter_async_context(gateway.relay)
                 _warn(gateway.relay)
-            yield
+            try:
+                yield
+            except asyncio.CancelledError:
+                # Whoever did not let requests end does not wait for the relay either.
+                if (task := asyncio.current_task()) is not None:
+                    task.cancel()
+                raise
 
     app = Starlette(
         routes=[

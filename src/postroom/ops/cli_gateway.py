@@ -173,8 +173,13 @@ async def _serve(
         alert_settings=settings.alerts,
     )
     bell, address = _Bell(), settings.relay.http_address() if relay else None
-    with watched(app.state.gateway, address):
-        async with serving(app, listening(host, port)) as url:
-            logging.getLogger("postroom").info("the gateway takes orders at %s/do/order", url)
-            # Without its relay it would take orders that nobody sends.
-            await until_stopped(bell, bell.wait(app.state.gateway.relay))
+
+    async def serve() -> None:
+        with watched(app.state.gateway, address):
+            async with serving(app, listening(host, port)) as url:
+                logging.getLogger("postroom").info("the gateway takes orders at %s/do/order", url)
+                # Without its relay it would take orders that nobody sends.
+                await bell.wait(app.state.gateway.relay)
+
+    # All of it, so that a second signal cuts the end short as well.
+    await until_stopped(bell, serve())
