@@ -2,14 +2,16 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
 import pytest
-from gateway_tools import House, place
+from gateway_tools import PATIENT, House, place
 
 from helpers import eventually
 from postroom.gateway import service
+from served import Served
 
 ADA, BOB = ({"Authorization": f"Bearer {name}"} for name in ("ada", "bob"))
 Wait = Callable[..., socket.socket]
@@ -82,3 +84,24 @@ def test_who_hangs_up_waits_no_more(sqlite_house: House, method: str, wait: Wait
                 with pytest.raises(httpx.TimeoutException):
                     place(client, params={"wait": 30}, timeout=0.2)
         eventually(lambda: waits(client), 15)
+
+
+def test_an_application_may_be_opened_again(sqlite_house: House) -> None:
+    """Each time on another event loop, with as many who ask at once."""
+    app = service.create_app(sqlite_house.stage.url, **PATIENT)
+    for _ in range(3):
+        served = Served(app)
+        try:
+            with httpx.Client(base_url=served.url, timeout=120) as client:
+                place(client)
+
+                def ask(number: int, client: httpx.Client = client) -> int:
+                    path, wait = f"/do/order/k{number % 2}", {"wait": number % 2}
+                    return client.get(path, params=wait).status_code
+
+                with ThreadPoolExecutor(16) as threads:
+                    statuses = set(threads.map(ask, range(64)))
+                assert statuses == {200, 404}
+                assert waits(client)
+        finally:
+            served.stop()

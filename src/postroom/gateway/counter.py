@@ -37,6 +37,10 @@ class Counter:
         # SQLite has one writer at a time anyway.
         self._most = 1 if self._database.dialect == "sqlite" else connections
         self._patience = patience_seconds
+        self.begin()
+
+    def begin(self) -> None:
+        """Have nothing of an earlier event loop: of that, only errors would come."""
         self._idle: list[WorkerLink] = []
         self._free = asyncio.Semaphore(self._most)
 

@@ -109,7 +109,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        gateway.closing.clear()
+        gateway.begin()
+        app.state.closing = gateway.closing
         async with AsyncExitStack() as stack:
             stack.push_async_callback(gateway.counter.close)
             await gateway.counter.open()
@@ -141,7 +142,7 @@ def create_app(
         },
     )
     app.router.redirect_slashes = False
-    app.state.gateway, app.state.closing = gateway, gateway.closing
+    app.state.gateway = gateway
     return app
 
 
@@ -157,10 +158,15 @@ class Gateway:
         ]
         _check_owners(self._tokens)
         self._sends = sends
+        self._alone = len({name for name, _ in self._tokens}) < 2
+        self.begin()
+
+    def begin(self) -> None:
+        """Before it is opened, each time: what waits belongs to one event loop."""
         self.relay: Relay | None = None  # there is one while it is open, if it `sends`
         self.closing = asyncio.Event()  # nobody waits any longer
-        self._alone = len({name for name, _ in self._tokens}) < 2
         self._waiting: Tally[str] = Tally()
+        self.counter.begin()
 
     async def place(self, call: Call) -> Response:
         """`POST /do/order`"""
