@@ -96,6 +96,25 @@ def test_a_small_load_from_end_to_end(sqlite_house: House) -> None:
     assert (len(sqlite_house.entries()), len(sqlite_house.booked())) == (30, 30)
 
 
+def test_the_same_seed_places_the_same_orders_again(sqlite_house: House) -> None:
+    """Whoever is faster among those who place them, and however many are sent again."""
+
+    def counts(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return {status: int(count) for status, count in re.findall(r"  (\d+) +(\d+)", done.stdout)}
+
+    with sqlite_house.gateway(None) as client:
+        url, seed = f"{client.base_url}", ("--seed", "7", "--conflicts", "0.3")
+        first = counts(load(url, *seed, "--orders", "60", "--concurrency", "8"))
+        some = ("--orders", "60", "--concurrency", "5")
+        again = counts(load(url, *seed, *some))
+        assert again == {"200": first["200"] + 60, "409": first["409"]}
+        assert first == {"202": 60, "200": first["200"], "409": first["409"]}
+        often = counts(load(url, *seed, *some, "--repeats", "1"))
+        assert often == {"200": 120, "409": first["409"]}
+    assert len(sqlite_house.entries()) == 60
+
+
 def test_a_load_that_is_refused_says_so_and_fails(sqlite_house: House) -> None:
     with sqlite_house.gateway(None, tokens={"ada": "secret"}) as client:
         done = load(f"{client.base_url}", "--orders", "2", "--repeats", "0", "--conflicts", "0")

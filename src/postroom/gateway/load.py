@@ -60,7 +60,8 @@ class Load:
     """Places orders at a gateway, so many at a time, until each has a clear answer.
 
     `repeats` is the share of orders that are sent a second time, `conflicts` that of keys that are
-    used for another order too.
+    used for another order too. With the same `seed` it is the same orders under the same keys, so a
+    gateway that has them already says so of each.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Load:
         self._orders = orders
         self._concurrency = concurrency
         self._repeats, self._conflicts = repeats, conflicts
+        # For what is nobody's order: addresses and pauses, as many as it takes.
         self._dice = random.Random(seed)
         self._run = f"{self._dice.getrandbits(32):08x}"
         self._token = token
@@ -111,12 +113,15 @@ class Load:
         return self.told
 
     async def _place(self, number: int, key: str) -> None:
-        wish = order(number, self._dice)
+        # By its key, so that under one it is the same order whoever places it, and when.
+        dice = random.Random(key)
+        wish = order(number, dice)
+        repeated, reused = dice.random() < self._repeats, dice.random() < self._conflicts
         await self._send(key, wish)
-        if self._dice.random() < self._repeats:
+        if repeated:
             turned = dict(reversed(wish.items())) | {"quantity": float(wish["quantity"])}
             await self._send(key, turned)
-        if self._dice.random() < self._conflicts:
+        if reused:
             await self._send(key, wish | {"quantity": wish["quantity"] + 1}, conflict=True)
 
     async def _send(self, key: str, wish: dict[str, Any], *, conflict: bool = False) -> None:
