@@ -1,7 +1,9 @@
 """Many orders at once: what reaches the exchange side by side, and the script that sends a load."""
 
 import asyncio
+import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from helpers import eventually
+from postroom.gateway.load import Load
 from postroom.gateway.serving import free_port
 from served import Served
 
@@ -73,9 +76,14 @@ def test_four_orders_are_under_way_at_once_and_no_more(
 # ── scripts/gateway-load ───────────────────────────────────────────────────────────────────────
 
 
-def load(*words: str) -> subprocess.CompletedProcess[str]:
+def load(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, SCRIPT, *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, SCRIPT, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | environment,
     )
 
 
@@ -131,6 +139,10 @@ def test_a_load_that_is_refused_says_so_and_fails(sqlite_house: House) -> None:
         (("ftp://127.0.0.1:8080",), "'ftp://127.0.0.1:8080' is no address"),
         (("http://",), "'http://' is no address"),
         (("http://127.0.0.1:x",), "'http://127.0.0.1:x' is no address"),
+        (("http://ä.example:80",), "'http://ä.example:80' is no address"),
+        (("http://a..b:80",), "'http://a..b:80' is no address"),
+        ((f"http://{'a' * 64}.example",), "is no address"),
+        (("http://127.0.0.1:9/a b",), "'http://127.0.0.1:9/a b' is no address"),
         (("http://127.0.0.1:9", "--orders", "0"), "must be a whole number above 0"),
         (("http://127.0.0.1:9", "--concurrency", "-1"), "must be a whole number above 0"),
         (("http://127.0.0.1:9", "--repeats", "1.5"), "must be from 0 to 1"),
@@ -146,6 +158,36 @@ def test_a_load_that_cannot_be_is_refused(words: tuple[str, ...], says: str) -> 
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("token", ["s3cr3t\nb", "s3cr3t ö", "s3cr3t two"])
+def test_a_token_that_no_header_can_carry_is_refused(sqlite_house: House, token: str) -> None:
+    with sqlite_house.gateway(None, tokens={"ada": "ada-secret"}) as client:
+        done = load(f"{client.base_url}", "--orders", "2", GATEWAY_TOKEN=token)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "GATEWAY_TOKEN holds what no HTTP header can" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "s3cr3t" not in done.stderr
+
+
+def test_a_token_may_end_with_a_line_break(sqlite_house: House) -> None:
+    """As one that comes out of a file does."""
+    with sqlite_house.gateway(None, tokens={"ada": "ada-secret"}) as client:
+        done = load(f"{client.base_url}", "--orders", "2", GATEWAY_TOKEN="ada-secret\n")
+    assert (done.returncode, done.stderr) == (0, ""), done
+
+
+async def test_what_cannot_be_sent_is_not_tried_again() -> None:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        url = f"http://127.0.0.1:{door.getsockname()[1]}/a b"
+        load = Load(url, orders=3, repeats=0, conflicts=0)
+        async with asyncio.timeout(30):
+            told = await load.run()
+    assert len(told.wrong) == 3
+    assert "HTTP" in told.wrong[0]
+    assert (told.again, told.ids) == (0, {})
 
 
 def test_where_nobody_is_the_load_does_not_wait_for_ever() -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from postroom.errors import MissingDriver
+from postroom.errors import ConfigurationError, MissingDriver
 
 __all__ = ["Load", "Told", "order"]
 
@@ -81,6 +82,11 @@ class Load:
             raise MissingDriver(
                 "The load needs httpcore: pip install 'postroom[gateway]'."
             ) from error
+        if token and not re.fullmatch(r"[!-~]+", token):  # it is not shown: it is a secret
+            raise ConfigurationError(
+                "GATEWAY_TOKEN holds what no HTTP header can: spaces, or letters that are not "
+                "ASCII."
+            )
         self._httpcore = httpcore
         self._urls = [url] if isinstance(url, str) else list(url)
         self._orders = orders
@@ -139,6 +145,11 @@ class Load:
                     answer = await self._pool.request(
                         "POST", f"{url}/do/order", headers=headers, content=content
                     )
+            except self._httpcore.LocalProtocolError:
+                # It never left, nor would it the next time. The error may quote the token.
+                self.told.statuses["not sent"] += 1
+                self.told.wrong.append(f"{key}: the request is none that HTTP can carry")
+                return
             except (self._httpcore.NetworkError, self._httpcore.ProtocolError, TimeoutError):
                 self.told.statuses["no answer"] += 1
             except self._httpcore.TimeoutException:
