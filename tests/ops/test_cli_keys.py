@@ -7,7 +7,7 @@ from commands import Here
 from house_tools import House
 
 from postroom import signals
-from postroom.idempotency import SHARED, Keys, idempotent
+from postroom.idempotency import SHARED, Keys, Policy, idempotent
 
 
 def make_some(url: str) -> None:
@@ -103,6 +103,31 @@ def test_from_list_to_resolve(house: House, here: Here) -> None:
     )
     assert (shown["status"], shown["response_status"]) == ("completed", 201)
     assert (shown["response_body"], shown["epoch"]) == ('"paid"', 2)
+
+
+@pytest.mark.parametrize("decided", ["--done", "--not-done"])
+def test_what_a_person_decides_is_kept_no_shorter_than_its_policy_says(
+    house: House, here: Here, decided: str
+) -> None:
+    keys, days = Keys(house.url, scope=SHARED), 86400
+
+    @idempotent("charge", key="order", keys=keys, policy=Policy(keep_seconds=30 * days))
+    def charge(order: str) -> None:
+        raise ConnectionError
+
+    for order in ("kept", "over"):
+        with pytest.raises(ConnectionError):
+            charge(order)
+    keys.close()
+    house.sql("UPDATE {p}idempotency_key SET expires_at = %s WHERE {key} = 'over'", house.ago(days))
+    left = {}
+    for order in ("kept", "over"):
+        words = ("charge", order, "--database", house.url)
+        here("keys", "resolve", *words, decided, "--reason", "asked the bank")
+        told = json.loads(here("keys", "show", *words, "--json").stdout)
+        assert told["status"] == ("completed" if decided == "--done" else "failed")
+        left[order] = round(told["expires_in_seconds"] / days, 2)
+    assert left == {"kept": 30, "over": 1}
 
 
 @pytest.mark.parametrize("who", ["list", "resolve"])

@@ -451,6 +451,14 @@ BUGS: dict[str, Bug] = {
             "/shop",
         ),
     ),
+    "decided_for_a_day": Bug(
+        "what a person has decided is forgotten after a day, and carried out again",
+        on(
+            "tests/ops/test_cli_keys.py::"
+            "test_what_a_person_decides_is_kept_no_shorter_than_its_policy_says",
+            *(f"{kind}---done" for kind in ALL),
+        ),
+    ),
     "described_is_done": Bug(
         "a handler that only gave a generator, or a coroutine, is taken for one that has run",
         on(

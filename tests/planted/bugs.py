@@ -625,6 +625,11 @@ def redirect_kept() -> None:
     exchange.sent_elsewhere = lambda answer, path: first(answer, f"/{path.rpartition('/')[2]}")
 
 
+def decided_for_a_day() -> None:
+    words = dict.fromkeys(sql.DIALECTS, ("(expires_at, ", "("))
+    reword_keys("settle", words | {"sqlite": ("MAX(expires_at, ", "(")})
+
+
 # ── The ledger ─────────────────────────────────────────────────────────────────────────────────
 
 

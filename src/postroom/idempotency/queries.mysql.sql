@@ -121,7 +121,7 @@ UPDATE postroom_idempotency_key
        progress = CASE WHEN :status = 'failed' THEN progress END,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent, error = :error,
-       expires_at = UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND
+       expires_at = GREATEST(expires_at, UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND)
  WHERE scope = :scope AND operation = :operation AND `key` = :key AND epoch = :epoch
    AND status = 'indeterminate';
 SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;

@@ -144,7 +144,8 @@ UPDATE postroom.idempotency_key
 RETURNING 1
 
 -- name: settle
--- `verify` or an operator has found out; the epoch ends whatever its owner might still write.
+-- `verify` or an operator has found out; the epoch ends whatever its owner might still write. An
+-- operator does not know the policy, so what is kept longer stays so.
 UPDATE postroom.idempotency_key
    SET status = CAST(:status AS text), epoch = epoch + 1,
        locked_until = CASE WHEN CAST(:status AS text) = 'failed' AND mode = 'resume'
@@ -156,7 +157,8 @@ UPDATE postroom.idempotency_key
        response_headers = CAST(:response_headers AS text),
        response_body = CAST(:response_body AS bytea), body_absent = CAST(:body_absent AS text),
        error = CAST(:error AS text),
-       expires_at = clock_timestamp() + CAST(:keep_us AS bigint) * interval '1 microsecond'
+       expires_at = greatest(expires_at, clock_timestamp()
+                                         + CAST(:keep_us AS bigint) * interval '1 microsecond')
  WHERE scope = :scope AND operation = :operation AND key = :key AND epoch = :epoch
    AND status = 'indeterminate'
 RETURNING 1

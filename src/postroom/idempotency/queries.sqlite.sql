@@ -102,7 +102,7 @@ UPDATE postroom_idempotency_key
        progress = CASE WHEN :status = 'failed' THEN progress END,
        response_status = :response_status, response_headers = :response_headers,
        response_body = :response_body, body_absent = :body_absent, error = :error,
-       expires_at = NOW_US + :keep_us
+       expires_at = MAX(expires_at, NOW_US + :keep_us)
  WHERE scope = :scope AND operation = :operation AND key = :key AND epoch = :epoch
    AND status = 'indeterminate';
 SELECT 1 WHERE changes() > 0;
