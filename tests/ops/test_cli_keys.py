@@ -151,6 +151,28 @@ def test_whoever_finds_a_lost_request_tells_of_it(house: House, here: Here, who:
     assert heard == [{"operation": "charge", "idempotency_key": "lost", "error": why}]
 
 
+def test_one_of_very_many_who_have_the_same_key(house: House, here: Here) -> None:
+    """As where each client counts its requests."""
+    make_some(house.url)
+    what = "'charge', 'lost', 'f', 'external', 'completed', 'o'"
+    until = {"sqlite": "4000000000000000"}.get(house.dialect, "'2099-01-01'")
+    others = ", ".join(f"('{number:04}', {what}, {until})" for number in range(1001))
+    house.sql(
+        "INSERT INTO {p}idempotency_key "
+        "(scope, operation, {key}, fingerprint, mode, status, owner, expires_at) VALUES " + others
+    )
+    url = ("--database", house.url)
+    lost = ("charge", "lost", "--scope", "bob", *url)
+    shown = here("keys", "show", *lost, "--json")
+    assert (shown.returncode, '"indeterminate"' in shown.stdout) == (0, True), shown
+    done = here("keys", "resolve", *lost, "--not-done", "--reason", "asked")
+    assert done.returncode == 0, done
+    many = here("keys", "show", "charge", "lost", *url)
+    assert (many.returncode, "0018, 0019, …)" in many.stderr) == (2, True), many
+    nobody = here("keys", "show", "charge", "lost", "--scope", "eve", *url)
+    assert (nobody.returncode, "of eve: it never came" in nobody.stderr) == (1, True), nobody
+
+
 def test_what_contradicts_itself_decides_nothing(house: House, here: Here) -> None:
     make_some(house.url)
     lost = ("charge", "lost", "--scope", "ada", "--database", house.url)

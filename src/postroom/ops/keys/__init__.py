@@ -20,7 +20,7 @@ KEYS = store.ROOM
 ROOM = __package__ or "postroom.ops.keys"
 STATUSES = ("pending", "completed", "failed", "indeterminate")
 SWEPT_ROWS = 1000
-SCOPES = 1000  # that may have the same key
+SCOPES = 20  # of those that have the same key, named to whoever must choose
 _LOST = "the process that had it was lost"
 _COLUMNS = (
     *("scope", "operation", "key", "status", "mode", "attempts", "epoch", "recovery_point"),
@@ -118,16 +118,18 @@ async def keys_resolve(
 
 
 async def _one(url: str, operation: str, key: str, scope: str | None) -> dict[str, Any]:
+    named = {"operation": operation, "key": key, "scope": scope}
     async with desk(url) as link:
-        rows = await link.query(ROOM, "keys_named", operation=operation, key=key, rows=SCOPES)
-    found = [told for told in map(_told, rows) if scope in (None, told["scope"])]
+        found = await link.query(ROOM, "keys_named", **named, rows=SCOPES + 1)
     if not found:
         whose = "" if scope is None else f" of {scope}"
         raise Refused(f"{operation} knows no key {key!r}{whose}: it never came, or was pruned.")
     if len(found) > 1:
-        scopes = ", ".join(each["scope"] for each in found[:20])
-        raise ConfigurationError(f"the key {key!r} belongs to several: say --scope ({scopes}).")
-    return found[0]
+        scopes = [_told(row)["scope"] for row in found]
+        scopes[SCOPES:] = ["…"] if len(scopes) > SCOPES else []
+        whose = ", ".join(scopes)
+        raise ConfigurationError(f"the key {key!r} belongs to several: say --scope ({whose}).")
+    return _told(found[0])
 
 
 def _told(row: Any) -> dict[str, Any]:

@@ -12,13 +12,14 @@ SELECT scope, operation, key, status, mode, attempts, epoch, recovery_point, res
  ORDER BY expires_at DESC LIMIT CAST(:rows AS bigint)
 
 -- name: keys_named
--- Of one key, whoever has it: the primary key begins so.
+-- Of one key, whoever has it or one of them: the primary key begins so.
 SELECT scope, operation, key, status, mode, attempts, epoch, recovery_point, response_status, error,
        CAST(extract(epoch FROM created_at) * 1000000 AS bigint),
        CAST(extract(epoch FROM locked_until - clock_timestamp()) * 1000 AS bigint),
        CAST(extract(epoch FROM expires_at - clock_timestamp()) * 1000 AS bigint)
   FROM postroom.idempotency_key
  WHERE operation = :operation AND key = :key
+   AND (CAST(:scope AS text) IS NULL OR scope = CAST(:scope AS text))
  ORDER BY scope LIMIT CAST(:rows AS bigint)
 
 -- name: keys_troubled

@@ -18,6 +18,7 @@ SELECT scope, operation, key, status, mode, attempts, epoch, recovery_point, res
        (expires_at - NOW_US) / 1000
   FROM postroom_idempotency_key
  WHERE operation = :operation AND key = :key
+   AND (:scope IS NULL OR scope = :scope)
  ORDER BY scope LIMIT :rows
 
 -- name: keys_troubled
