@@ -1,6 +1,7 @@
 """`resume`: recovery points, and a worker that finishes what others began."""
 
 import asyncio
+import itertools
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from helpers import eventually_async
-from postroom import Outbox, signals
+from postroom import Outbox, failpoints, signals
 from postroom.errors import BadKey, ConfigurationError, KeyLost, KeyReused, PostroomError
 from postroom.idempotency import SHARED, Answer, Finisher, Keys, Policy, idempotent, resumable
 from postroom.idempotency.asgi import IdempotencyMiddleware, turn_of
@@ -233,6 +234,54 @@ async def test_a_worker_runs_until_it_is_stopped(rides: Rides) -> None:
     finisher = Finisher(rides.create, poll_seconds=0.05)
     task = asyncio.ensure_future(finisher.run())
     await eventually_async(lambda: rides.record()[0] == "completed", 60)
+    finisher.stop()
+    await asyncio.wait_for(task, 60)
+
+
+@pytest.mark.parametrize("trouble", ["failed", "refused"])
+async def test_what_cannot_be_adopted_is_not_tried_at_once_again(
+    rides: Rides, trouble: str
+) -> None:
+    """As in a database that is only read, or where others are always first."""
+    rides.fail_at = "created"
+    for n in range(2):
+        with pytest.raises(RuntimeError):
+            await rides.create(f"k{n}", {"name": f"n{n}"})
+    rides.fail_at = ""
+    rides.orphan()
+    looks: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    def adopt() -> None:
+        looks.append(loop.time())
+        if trouble == "failed":
+            raise ConnectionError("cannot execute UPDATE in a read-only transaction")
+        rides.stage.query("UPDATE {p}idempotency_key SET epoch = epoch + 1")
+
+    failpoints.arm("sql.adopt.before", adopt)
+    finisher = Finisher(rides.create, poll_seconds=0.5, at_once=1)
+    task = asyncio.ensure_future(finisher.run())
+    try:
+        await eventually_async(lambda: len(looks) >= 3, 60)
+        assert min(b - a for a, b in itertools.pairwise(looks)) > 0.4
+        failpoints.clear()
+        await eventually_async(lambda: len(rides.charges) == 2, 60)
+    finally:
+        failpoints.clear()
+        finisher.stop()
+        await asyncio.wait_for(task, 60)
+
+
+async def test_who_has_ended_one_run_looks_for_the_next_at_once(rides: Rides) -> None:
+    rides.fail_at = "created"
+    for n in range(6):
+        with pytest.raises(RuntimeError):
+            await rides.create(f"k{n}", {"name": f"n{n}"})
+    rides.fail_at = ""
+    rides.orphan()
+    finisher = Finisher(rides.create, poll_seconds=2, at_once=1)
+    task = asyncio.ensure_future(finisher.run())
+    await eventually_async(lambda: len(rides.charges) == 6, 6)
     finisher.stop()
     await asyncio.wait_for(task, 60)
 

@@ -66,22 +66,30 @@ class Finisher:
                         under_way.add(asyncio.ensure_future(self._adopt(name, epoch)))
                 except PostroomError as error:
                     self._failed(error)
-                # With all places taken there may be more: the next one that is free is for them.
-                ending = under_way if found == free else ()
-                await asyncio.wait(
-                    (stopping, *ending),
-                    timeout=self._poll_seconds,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                under_way -= self._ended(under_way)
+                await self._rest(stopping, under_way, full=found == free)
             if under_way:
                 await asyncio.wait(under_way, timeout=self._grace_seconds)
-                under_way -= self._ended(under_way)
+                self._ended(under_way)
         finally:
             stopping.cancel()
             for each in under_way:
                 each.cancel()
             await asyncio.gather(stopping, *under_way, return_exceptions=True)
+
+    async def _rest(
+        self, stopping: asyncio.Future[Any], under_way: set[asyncio.Future[bool]], *, full: bool
+    ) -> None:
+        """Until the next look. With all places taken there may be more, so the next one that is
+        free is for them; but what could not be adopted would only be found again."""
+        now = asyncio.get_running_loop().time
+        until = now() + self._poll_seconds
+        while not stopping.done() and (left := until - now()) > 0:
+            watched = (stopping, *under_way) if full else (stopping,)
+            await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            ended = self._ended(under_way)
+            full = full and None not in ended
+            if full and True in ended:
+                return
 
     async def once(self) -> int:
         """Finish what can be finished now, `at_once` together; how many were gone on with."""
@@ -109,13 +117,16 @@ class Finisher:
         found = await engines.ask_async(lambda: store.orphans(operations, rows))
         return found
 
-    def _ended(self, under_way: set[asyncio.Future[bool]]) -> set[asyncio.Future[bool]]:
-        ended = {each for each in under_way if each.done()}
-        for each in ended:
+    def _ended(self, under_way: set[asyncio.Future[bool]]) -> list[bool | None]:
+        """Of each that has ended, whether it was adopted; None: that failed."""
+        ended: list[bool | None] = []
+        for each in [each for each in under_way if each.done()]:
+            under_way.discard(each)
             try:
-                each.result()
+                ended.append(each.result())
             except PostroomError as error:
                 self._failed(error)
+                ended.append(None)
         return ended
 
     def _failed(self, error: PostroomError) -> None:
