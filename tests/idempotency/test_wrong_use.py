@@ -16,8 +16,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from postroom.errors import ConfigurationError
-from postroom.idempotency import SHARED, Keys, Policy
-from postroom.idempotency.fastapi import keyed_session, protect
+from postroom.idempotency import SHARED, Keys, Policy, resumable
+from postroom.idempotency.fastapi import keyed_session, keyed_turn, protect
+from postroom.idempotency.turn import Turn
 from postroom.idempotency.wsgi import IdempotencyMiddleware as Wsgi
 from postroom.idempotency.wsgi import turn_of
 from stages import Stage, Stages
@@ -84,6 +85,53 @@ def test_a_session_under_another_mode_in_wsgi(stage: Stage, headers: Any) -> Non
             Wsgi(app, keys)({**environ, **headers, "wsgi.input": Empty()}, lambda *_: None)
     engine.dispose()
     assert stage.things() == []
+
+
+@pytest.mark.parametrize("headers", [K, {}], ids=["key", "none"])
+@pytest.mark.parametrize("mode", ["external", "same_transaction"])
+async def test_a_resumable_run_under_another_mode(stage: Stage, mode: Any, headers: Any) -> None:
+    """Nobody would go on with the one, and the other would claim its key a second time."""
+    runs = []
+    with keys_of(stage, Policy(mode=mode)) as keys:
+        app = FastAPI()
+        protect(app, keys)
+
+        @resumable(keys, "ride")
+        async def ride(run: Any, wish: Any) -> None:
+            runs.append(wish)
+
+        @app.post("/o")
+        async def place(turn: Annotated[Turn, Depends(keyed_turn)]) -> None:
+            await ride.serve(turn, {})
+
+        async with client_of(app) as client:
+            for _ in range(2):
+                with pytest.raises(ConfigurationError, match=f'mode="resume".*"{mode}"'):
+                    await client.post("/o", headers=headers)
+        await keys.close_async()
+    assert runs == []
+    assert status_of_key(stage) in ([], ["failed"]), "nothing ran, so nothing is in doubt"
+
+
+@pytest.mark.parametrize("headers", [{"HTTP_IDEMPOTENCY_KEY": "k"}, {}], ids=["key", "none"])
+@pytest.mark.parametrize("mode", ["external", "same_transaction"])
+def test_a_resumable_run_under_another_mode_in_wsgi(stage: Stage, mode: Any, headers: Any) -> None:
+    runs = []
+    with keys_of(stage, Policy(mode=mode)) as keys:
+
+        @resumable(keys, "ride")
+        def ride(run: Any, wish: Any) -> None:
+            runs.append(wish)
+
+        def app(environ: Any, start: Any) -> Any:
+            ride.serve(turn_of(environ), {})
+
+        environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/o", "CONTENT_LENGTH": "0"}
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=f'mode="resume".*"{mode}"'):
+                Wsgi(app, keys)({**environ, **headers, "wsgi.input": Empty()}, lambda *_: None)
+    assert runs == []
+    assert status_of_key(stage) in ([], ["failed"])
 
 
 class Empty:

@@ -94,12 +94,17 @@ class _Resumable:
 
     def _served(self, turn: Turn, input: Any) -> Asked | None:
         """None: there is no key to go on by, and its client is told so."""
+        policy = turn.policy if turn.asked is None else turn.asked.policy
+        if policy is None or policy.mode != "resume":
+            # The other modes have claimed the key, or would commit what is not of this run.
+            turn.kept = False  # nothing was begun
+            mode = policy.mode if policy else "external"
+            raise ConfigurationError(
+                f'the route of {self.operation} needs a policy with mode="resume", and its own '
+                f'says "{mode}"'
+            )
         if turn.asked is None:
-            if turn.policy is None:
-                raise ConfigurationError(
-                    f'the route of {self.operation} needs a policy with mode="resume"'
-                )
-            turn.instead = problems.missing(turn.policy)
+            turn.instead = problems.missing(policy)
             return None
         turn.used = True
         name = owned(turn.asked.name)._replace(operation=self.operation)
