@@ -1,5 +1,6 @@
 """Decorators of Flask and Django: a view in one transaction on the application's own session."""
 
+import functools
 import sqlite3
 import sys
 import threading
@@ -8,7 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +125,7 @@ def with_django(stage: Stage, policy: Policy) -> Iterator[Shop]:
     import json
 
     from django.core.handlers.wsgi import WSGIHandler
-    from django.db import connections
+    from django.db import connections, transaction
     from django.http import Http404, HttpResponseNotFound, JsonResponse
     from django.test.utils import override_settings
     from django.urls import path
@@ -149,6 +150,14 @@ def with_django(stage: Stage, policy: Policy) -> Iterator[Shop]:
             raise Http404
         if wish["do"] == "not found":
             return HttpResponseNotFound("no such thing")
+        hook = functools.partial(transaction.on_commit, lambda: lose(connections[alias]), alias)
+        if wish["do"] == "lose":
+            hook()
+        if wish["do"] == "lose nested":
+            with transaction.atomic(using=alias):
+                hook()
+        if wish["do"] == "lose robustly":
+            hook(robust=True)
         document, status = shop.work(wish)
         return JsonResponse(document, status=status)
 
@@ -162,6 +171,24 @@ def with_django(stage: Stage, policy: Policy) -> Iterator[Shop]:
         yield shop
     del connections.settings[alias]
     keys.close()
+
+
+def lose(connection: Any) -> None:
+    """The database lets another transaction go first."""
+    if connection.vendor == "sqlite":
+        with closing(connect_to(connection)) as first, closing(connect_to(connection)) as second:
+            first.execute("BEGIN IMMEDIATE")
+            second.execute("BEGIN IMMEDIATE")
+    words = {
+        "postgresql": "DO $$ BEGIN RAISE 'lost' USING ERRCODE = 'deadlock_detected'; END $$",
+        "mysql": "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'lost'",
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(words[connection.vendor])
+
+
+def connect_to(connection: Any) -> sqlite3.Connection:
+    return sqlite3.connect(connection.settings_dict["NAME"], timeout=0)
 
 
 def opened(framework: str, stage: Stage, policy: Policy) -> AbstractContextManager[Shop]:
@@ -220,6 +247,19 @@ def test_an_error_beside_the_commit(shop: Shop, stage: Stage) -> None:
         assert answers == [1 if kept else 2] * 2
     assert sorted(stage.things()) == ["after", "before"]
     assert len(stage.messages()) == 2
+
+
+@pytest.mark.parametrize("how", ["lose", "lose nested", "lose robustly"])
+def test_a_hook_after_the_commit_undoes_nothing(stage: Stage, how: str) -> None:
+    """Its own conflict is none of the view, which would be sent again, and done again."""
+    told = 201 if how == "lose robustly" else 500
+    with opened("django", stage, Policy()) as shop:
+        assert shop.post("k", "a", how).status_code == told
+        again = shop.post("k", "a", how)
+        assert (again.status_code, again.headers["idempotent-replayed"]) == (201, "true")
+        assert shop.post(None, "b", how).status_code == told
+        assert shop.runs == {"a": 1, "b": 1}
+    assert stage.things() == ["a", "b"]
 
 
 @pytest.mark.parametrize("how", ["abort", "not found"])

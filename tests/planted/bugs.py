@@ -630,6 +630,13 @@ def decided_for_a_day() -> None:
     reword_keys("settle", words | {"sqlite": ("MAX(expires_at, ", "(")})
 
 
+def commit_not_noted() -> None:
+    """What a hook of Django raises is taken for a word about the commit."""
+    from postroom.idempotency.django import _Atomic
+
+    _Atomic._note_commit = lambda self: None  # type: ignore[method-assign]
+
+
 # ── The ledger ─────────────────────────────────────────────────────────────────────────────────
 
 
