@@ -665,6 +665,64 @@ async def test_a_handler_that_is_added_later_keeps_no_key(stage: Stage) -> None:
     await keys.close_async()
 
 
+@pytest.mark.parametrize("mode", ["external", "same_transaction"])
+@pytest.mark.parametrize("where", ["async", "thread", "method", "after", "before", "json", "query"])
+async def test_what_is_found_not_valid_keeps_its_key_if_its_route_has_begun(
+    stage: Stage, mode: Any, where: str
+) -> None:
+    policy = Policy(mode=mode)
+    keys = Keys(stage.url, scope=SHARED, policies={"POST /pay": policy})
+    engine = create_async_engine(with_driver(stage.url))
+    app, runs = FastAPI(), []
+    protect(app, keys)
+
+    def refuse() -> None:
+        raise RequestValidationError([{"loc": ("body",), "msg": "no such currency"}])
+
+    async def claimed(request: Request) -> Any:
+        return await turn_of(request).session_async(engine) if mode != "external" else None
+
+    async def around(session: Annotated[Any, Depends(claimed)]) -> Any:
+        if where == "before":
+            refuse()
+        try:
+            yield
+        except ZeroDivisionError:
+            refuse()
+
+    async def pay(
+        around: Annotated[Any, Depends(around)], body: Annotated[Any, Body()] = None, page: int = 0
+    ) -> None:
+        runs.append(where)
+        if where == "async":
+            refuse()
+        if where == "after":
+            raise ZeroDivisionError
+
+    def pay_in_thread(around: Annotated[Any, Depends(around)]) -> None:
+        runs.append(where)
+        refuse()
+
+    class Payments:
+        def pay(self, around: Annotated[Any, Depends(around)]) -> None:
+            pay_in_thread(around)
+
+    app.post("/pay")({"thread": pay_in_thread, "method": Payments().pay}.get(where, pay))
+    sent = {"json": {"content": b"{", "headers": KEY | {"content-type": "application/json"}}}
+    path = "/pay?page=x" if where == "query" else "/pay"
+    async with asgi(app) as client:
+        first, again = [
+            await client.post(path, **sent.get(where, {"headers": KEY}))  # type: ignore[arg-type]
+            for _ in range(2)
+        ]
+    begun = where not in ("before", "json", "query")
+    assert (first.status_code, again.status_code, first.content) == (422, 422, again.content)
+    assert runs == [where] * begun
+    assert ("idempotent-replayed" in again.headers) is begun
+    await engine.dispose()
+    await keys.close_async()
+
+
 async def test_authentication_of_the_route_comes_before_an_answer_from_memory(stage: Stage) -> None:
     keys = Keys(stage.url, scope=AT_CLAIM, policies={"POST /pay": SAME, "POST /nobody": SAME})
     engine = create_async_engine(with_driver(stage.url))

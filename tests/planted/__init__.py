@@ -466,6 +466,14 @@ BUGS: dict[str, Bug] = {
             *(f"{kind}-lose" for kind in ALL),
         ),
     ),
+    "begun_and_forgotten": Bug(
+        "a route that has paid and then finds its request not valid pays at every try",
+        on(
+            f"{REQUESTS}test_what_is_found_not_valid_keeps_its_key_if_its_route_has_begun",
+            "async-external",
+            "thread-external",
+        ),
+    ),
     "described_is_done": Bug(
         "a handler that only gave a generator, or a coroutine, is taken for one that has run",
         on(

@@ -637,6 +637,12 @@ def commit_not_noted() -> None:
     _Atomic._note_commit = lambda self: None  # type: ignore[method-assign]
 
 
+def begun_and_forgotten() -> None:
+    from postroom.idempotency import fastapi
+
+    fastapi._has_begun = lambda error: False
+
+
 # ── The ledger ─────────────────────────────────────────────────────────────────────────────────
 
 

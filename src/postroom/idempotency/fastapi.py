@@ -13,6 +13,7 @@ middleware together with the answer. For a request without a key it does the sam
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -28,6 +29,9 @@ from postroom.idempotency.keys import Keys
 from postroom.idempotency.turn import Answered, Turn
 
 __all__ = ["describe", "keyed_connection", "keyed_session", "keyed_turn", "protect"]
+
+_HANDLER = ("fastapi.routing", "get_request_handler.<locals>.app")
+_DEPENDENCIES = "fastapi.dependencies.utils"
 
 
 def protect(app: FastAPI, keys: Keys) -> None:
@@ -68,18 +72,33 @@ async def _say(request: Request, answered: Any) -> Response:
 
 def _forget_what_is_not_valid(app: FastAPI) -> None:
     """FastAPI solves dependencies before it looks at the body: a request that is not valid has
-    claimed its key by then, and gives it back."""
+    claimed its key by then, and gives it back. A route that has begun keeps it, whatever it raises:
+    it may have paid before."""
     usual: Any = app.exception_handlers.get(
         RequestValidationError, request_validation_exception_handler
     )
 
     async def refuse(request: Request, error: Exception) -> Any:
-        if isinstance(turn := request.scope.get(STATE), Turn):
+        if isinstance(turn := request.scope.get(STATE), Turn) and not _has_begun(error):
             turn.kept = False
         answer = usual(request, error)
         return await answer if inspect.isawaitable(answer) else answer
 
     app.add_exception_handler(RequestValidationError, refuse)
+
+
+def _has_begun(error: Exception) -> bool:
+    """Whether the route was entered before this: told by where FastAPI's handler was at that time.
+    What cannot be told has."""
+    places = [
+        (frame.f_globals.get("__name__"), frame.f_code.co_qualname)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    if _HANDLER not in places:
+        return True
+    within = places[places.index(_HANDLER) + 1 :]
+    # It raises by itself what it found in the request, or stood at a dependency.
+    return bool(within) and within[0][0] != _DEPENDENCIES
 
 
 def keyed_turn(request: Request) -> Turn:
