@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import traceback
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -114,6 +115,10 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "key.unprotected": (logging.ERROR, "operation, error"),
     "key.unreturned": (logging.WARNING, "operation, idempotency_key"),
     "key.unverified": (logging.WARNING, "operation, error"),
+    "key.failed": (
+        logging.WARNING,
+        "operation, idempotency_key, attempts, error, retry_in_seconds",
+    ),
     "key.resumed": (logging.INFO, "operation, idempotency_key, attempts"),
     "key.worker_failed": (logging.ERROR, "error, retry_in_seconds"),
     "alert.raised": (logging.ERROR, "alert, text, count"),
@@ -129,8 +134,9 @@ _checked = False
 LONGEST_LIST = 20
 
 
-def emit(name: str, /, **fields: Any) -> None:
-    """Tell every listener, and the log, that something happened."""
+def emit(name: str, cause: BaseException | None = None, /, **fields: Any) -> None:
+    """Tell every listener, and the log, that something happened; the log also where `cause` came
+    from, for an error of somebody else's code that nobody will see raised."""
     if _checked:
         _check(name, fields)
     level = SIGNALS[name][0]
@@ -141,7 +147,8 @@ def emit(name: str, /, **fields: Any) -> None:
     if logged:
         shown = {key: _short(value) for key, value in fields.items()}
         text = " ".join(f"{key}={quoted(value)}" for key, value in shown.items())
-        _log.log(level, "%s %s", name, text, extra={"postroom": {"signal": name, **shown}})
+        extra = {"postroom": {"signal": name, **shown}}
+        _log.log(level, "%s %s", name, text, extra=extra, exc_info=cause)
     for listener in listeners:
         try:
             listener(name, fields)
@@ -306,6 +313,15 @@ def _without_userinfo(scheme: str, rest: str) -> str:
     return rest if scheme.startswith(_DATABASES) else f"***@{place}"
 
 
+def _traceback(record: logging.LogRecord) -> str:
+    """Of a signal's cause only where it came from: what its own text holds nobody knows."""
+    assert record.exc_info
+    if not is_signal(record):
+        return logging.Formatter().formatException(record.exc_info)
+    frames = traceback.format_tb(record.exc_info[2])
+    return "".join(("Traceback (most recent call last):\n", *frames)).rstrip()
+
+
 class _Redacting(logging.Filter):
     """Takes secrets out of whatever is logged, a traceback too, before any handler sees it."""
 
@@ -314,7 +330,7 @@ class _Redacting(logging.Filter):
             record.msg, record.args = redact(record.getMessage()), None
         if record.exc_info:
             # A formatter prints this text; the exception itself would bring its secrets along.
-            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+            record.exc_text = redact(_traceback(record))
             record.exc_info = None
         return True
 

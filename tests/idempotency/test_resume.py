@@ -449,6 +449,31 @@ async def test_values_of_a_statement_that_failed_are_written_nowhere(
     await keys.close_async()
 
 
+async def test_a_run_that_fails_is_told_of_with_the_place_of_its_error(
+    rides: Rides, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Finisher raises it to nobody."""
+    told: list[dict[str, Any]] = []
+    stop = signals.listen(lambda _, fields: told.append(fields), only=["key.failed"])
+    try:
+        rides.fail_at = "created"
+        with pytest.raises(RuntimeError):
+            await rides.create("k", {"name": "a"})
+        for _ in range(5):
+            rides.orphan()
+            assert await Finisher(rides.create).once() == 1
+    finally:
+        stop()
+    assert [fields.pop("attempts") for fields in told] == [1, 2, 3, 4, 5, 6]
+    assert [fields.pop("retry_in_seconds") for fields in told] == [5, 10, 20, 40, 80, None]
+    same = {"operation": "rides.create", "idempotency_key": "k", "error": "RuntimeError"}
+    assert told == [same] * 6
+    failed = [each for each in caplog.records if each.getMessage().startswith("key.failed ")]
+    assert {each.levelname for each in failed} == {"WARNING"}
+    assert all("in break_at\n    raise RuntimeError(" in str(each.exc_text) for each in failed)
+    assert "broken after created" not in caplog.text, "nobody knows what its text holds"
+
+
 @contextmanager
 def open_rides(stage: Stage, policy: Policy) -> Iterator[tuple[Rides, str]]:
     """Rides behind a route, and the address of their service."""

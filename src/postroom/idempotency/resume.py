@@ -135,6 +135,15 @@ class _Resumable:
         """It is tried again when its time comes; spent, a person must look."""
         why = why_of(error)
         delay = RETRY.delay_after(mine.attempts, random=random.random)
+        signals.emit(
+            "key.failed",
+            error,
+            operation=self.operation,
+            idempotency_key=asked.name.key,
+            attempts=mine.attempts,
+            error=why,
+            retry_in_seconds=delay,
+        )
         keep = asked.policy.keep_seconds
         try:
             if delay is not None:

@@ -26,7 +26,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, without secrets."""
         line = super().format(record)
-        return line if is_signal(record) and not record.exc_text else redact(line)
+        return line if is_signal(record) else redact(line)
 
 
 class JsonFormatter(logging.Formatter):

@@ -105,6 +105,7 @@ EVENTS = {
     "idempotency_lost": ("key.lost", "Requests whose key was somebody else's in the end."),
     "idempotency_indeterminate": ("key.indeterminate", "Requests that nobody knows the end of."),
     "idempotency_unprotected": ("key.unprotected", "Requests of which nothing is remembered."),
+    "idempotency_failed": ("key.failed", "Times a resumable run failed."),
     "idempotency_resumed": ("key.resumed", "Requests that a worker went on with."),
 }
 
