@@ -177,6 +177,8 @@ def test_what_contradicts_itself_decides_nothing(house: House, here: Here) -> No
     make_some(house.url)
     lost = ("charge", "lost", "--scope", "ada", "--database", house.url)
     for words, says in (
+        (("--done", "--not-done"), "say one of --done and --not-done"),
+        (("--not-done", "--done"), "say one of --done and --not-done"),
         (("--not-done", "--body", "{}"), "--body is for --done"),
         (("--not-done", "--body", ""), "--body is for --done"),
         (("--not-done", "--status", "201"), "--status is for --done"),

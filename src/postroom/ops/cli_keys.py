@@ -89,9 +89,11 @@ def resolve_key(
     key: KeyArgument,
     reason: NeededReasonOption,
     done: Annotated[
-        bool | None,
-        typer.Option("--done/--not-done", help="Whether the request was carried out."),
-    ] = None,
+        bool, typer.Option("--done", help="It was carried out: with what to answer.")
+    ] = False,
+    not_done: Annotated[
+        bool, typer.Option("--not-done", help="It was not: the next request is carried out.")
+    ] = False,
     status: Annotated[
         int | None,
         typer.Option("--status", min=200, max=499, help="With --done: the answer's status; 200."),
@@ -113,7 +115,9 @@ def resolve_key(
     from postroom.idempotency.rules import Answer
     from postroom.ops import keys as work
 
-    if done is None:
+    if done and not_done:
+        raise ConfigurationError("say one of --done and --not-done.")
+    if not done and not not_done:
         raise ConfigurationError("say --done, with what to answer, or --not-done.")
     given = {"--status": status, "--body": content, "--content-type": content_type}
     said = [name for name, value in given.items() if value is not None]
