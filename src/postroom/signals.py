@@ -115,6 +115,7 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "key.unprotected": (logging.ERROR, "operation, error"),
     "key.unreturned": (logging.WARNING, "operation, idempotency_key"),
     "key.unverified": (logging.WARNING, "operation, error"),
+    "key.unserved": (logging.WARNING, "operation, advice"),
     "key.failed": (
         logging.WARNING,
         "operation, idempotency_key, attempts, error, retry_in_seconds",

@@ -8,15 +8,16 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from serving import SYNC_DRIVERS, with_driver
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.routing import Host, Mount
 
+from postroom import signals
 from postroom.errors import ConfigurationError
-from postroom.idempotency import SHARED, Keys, Policy, resumable
+from postroom.idempotency import SHARED, Keys, Policies, Policy, resumable
 from postroom.idempotency.fastapi import keyed_session, keyed_turn, protect
 from postroom.idempotency.turn import Turn
 from postroom.idempotency.wsgi import IdempotencyMiddleware as Wsgi
@@ -208,3 +209,63 @@ async def test_an_application_under_another_may_have_keys_of_its_own(stage: Stag
             assert (await client.post("/o/o", headers=K)).status_code == 200
         await inner.close_async()
         await outer.close_async()
+
+
+@pytest.mark.parametrize("wrong", ["external", None, {"mode": "external"}, Policy])
+def test_what_is_no_policy_is_refused_at_once(stage: Stage, wrong: Any) -> None:
+    for policies in ({"POST /o": wrong}, Policies({"POST /o": wrong}), Policies(default=wrong)):
+        if policies == Policies():
+            continue  # None is no default
+        with pytest.raises(ConfigurationError, match=r"no Policy: write Policy\(mode="):
+            Keys(stage.url, scope=SHARED, policies=policies)
+
+
+def routed(app: FastAPI) -> None:
+    """Routes of every sort, some of them added late."""
+
+    async def done(request: Any = None) -> str:
+        return "done"
+
+    router, inner = APIRouter(prefix="/shops"), APIRouter(prefix="/{shop}")
+    inner.add_api_route("/pay", done, methods=["POST"])
+    app.include_router(router, prefix="/api")
+    router.include_router(inner)
+    app.add_api_route("/o", done, methods=["POST"])
+    app.add_api_route("/slash/", done, methods=["POST"])
+    app.add_api_route("/o/{id:int}", done, methods=["POST"])
+    app.add_api_route("/u/{id:uuid}", done, methods=["PUT"])
+    app.add_api_route("/hooks/stripe", done, methods=["POST"])
+    app.add_api_route("/files/{name:path}", done, methods=["POST"])
+    app.add_route("/plain", done, methods=["POST"])
+    app.mount("/below", Starlette())
+    app.router.routes.append(Host("other.example", Starlette(), name="other"))
+
+
+SERVED = [
+    *("POST /o", "POST /slash", "POST /o/{id}", "PUT /u/{id}", "POST /plain"),
+    *("POST /api/shops/{shop}/pay", "POST /api/shops/mine/pay", "POST /hooks/{name}"),
+    *("POST /files/a/b", "POST /files/{rest:path}", "POST /below/anything", "POST /{all:path}"),
+]
+UNSERVED = ["POST /order", "GET /o", "POST /o/new", "POST /shops/{shop}/pay", "POST /u/{id}"]
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+async def test_a_policy_that_no_route_has_is_told_of(stage: Stage, hosted: bool) -> None:
+    told: list[dict[str, Any]] = []
+    policies = dict.fromkeys([*SERVED, *UNSERVED], Policy())
+    keys = Keys(stage.url, scope=SHARED, policies=policies)
+    app = FastAPI()
+    protect(app, keys)
+    routed(app)
+    if not hosted:
+        app.router.routes.pop()
+    stop = signals.listen(lambda _, fields: told.append(fields), only=["key.unserved"])
+    try:
+        async with client_of(app) as client:
+            for _ in range(2):
+                assert (await client.post("/o", headers=K)).status_code == 200
+    finally:
+        stop()
+    # What a host of its own serves cannot be known.
+    assert [fields["operation"] for fields in told] == ([] if hosted else UNSERVED)
+    await keys.close_async()

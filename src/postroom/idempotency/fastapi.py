@@ -13,18 +13,28 @@ middleware together with the answer. For a request without a key it does the sam
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response, routing
 from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import BaseRoute, Host, Match, Mount
 
+from postroom import signals
 from postroom.errors import ConfigurationError
 from postroom.idempotency import problems
-from postroom.idempotency.asgi import STATE, IdempotencyMiddleware, turn_of
+from postroom.idempotency.asgi import (
+    STATE,
+    App,
+    IdempotencyMiddleware,
+    Receive,
+    Scope,
+    Send,
+    turn_of,
+)
 from postroom.idempotency.keys import Keys
 from postroom.idempotency.turn import Answered, Turn
 
@@ -32,13 +42,71 @@ __all__ = ["describe", "keyed_connection", "keyed_session", "keyed_turn", "prote
 
 _HANDLER = ("fastapi.routing", "get_request_handler.<locals>.app")
 _DEPENDENCIES = "fastapi.dependencies.utils"
+_PLACE = re.compile(r"\{[^/{}]*\}")
+_EXAMPLES = ("1", "00000000-0000-4000-8000-000000000000")  # for whatever converter
 
 
 def protect(app: FastAPI, keys: Keys) -> None:
     """Add the middleware, and what it answers to the generated OpenAPI."""
-    app.add_middleware(IdempotencyMiddleware, keys=keys)
+    app.add_middleware(_Middleware, keys=keys, whole=app)
     _add_handlers(app)
     describe(app, keys)
+
+
+class _Middleware(IdempotencyMiddleware):
+    """It looks at the routes once: not before the first request, since they may be added late."""
+
+    def __init__(self, app: App, keys: Keys, whole: FastAPI) -> None:
+        super().__init__(app, keys)
+        self._whole: FastAPI | None = whole
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._whole is not None and scope["type"] == "http":
+            whole, self._whole = self._whole, None
+            _tell_unserved(whole, self.keys)
+        await super().__call__(scope, receive, send)
+
+
+def _tell_unserved(app: FastAPI, keys: Keys) -> None:
+    """A policy that was misspelled would leave its route without keys, and nobody would know."""
+    # Newer versions keep an included router as it is; its routes are told by this function.
+    routes = list(getattr(routing, "iter_route_contexts", iter)(app.routes))
+    for operation in keys.policies.routes:
+        method, _, path = operation.partition(" ")
+        asked = [_PLACE.sub(each, path).rstrip("/") for each in _EXAMPLES]
+        paths = [each + slash for each in asked for slash in ("", "/") if each + slash]
+        scopes = [
+            {"type": "http", "method": method, "path": each, "root_path": "", "headers": []}
+            for each in paths
+        ]
+        if not (
+            any(_written_so(each, keys, operation) for each in routes)
+            or any(_serves(each, dict(scope)) for each in app.routes for scope in scopes)
+        ):
+            signals.emit(
+                "key.unserved",
+                operation=operation,
+                advice="no route of this application is that: compare its method and whole path, "
+                "with the prefixes of routers",
+            )
+
+
+def _written_so(route: Any, keys: Keys, operation: str) -> bool:
+    """Whether the policy means this route, by how both are written."""
+    path, methods = getattr(route, "path", None), getattr(route, "methods", None)
+    if not isinstance(path, str):
+        return False
+    return any(keys.policies.could_be(operation, each, path) for each in methods or ())
+
+
+def _serves(route: BaseRoute, scope: dict[str, Any]) -> bool:
+    """Whether a route would take the request, or nobody can say without it."""
+    if isinstance(route, Host):
+        return True
+    try:
+        return route.matches(scope)[0] is Match.FULL
+    except Exception:  # a route of somebody's own, which wants more of a request
+        return True
 
 
 def _add_handlers(app: FastAPI) -> None:

@@ -125,9 +125,23 @@ class Policies:
         return any(policy.mode == "external" for policy in there)
 
     def check(self) -> Policies:
-        """Refuse now what could never match."""
+        """Refuse now what could never match, or would fail at the first request."""
+        there = {**self.routes, **({} if self.default is None else {"default": self.default})}
+        for route, policy in there.items():
+            if not isinstance(policy, Policy):
+                raise ConfigurationError(
+                    f'what {route!r} has is no Policy: write Policy(mode="external") or the like.'
+                )
         self._compiled  # noqa: B018
         return self
+
+    def could_be(self, operation: str, method: str, path: str) -> bool:
+        """Whether requests to a route of a framework could be of this operation, by its path as it
+        is written there."""
+        return any(
+            (verb, route) == (method, operation) and pattern.fullmatch(path) is not None
+            for verb, pattern, route, _ in self._compiled
+        )
 
     def find(self, method: str, path: str) -> tuple[str, Policy] | None:
         """The operation and the policy of a request; None: keys are none of its business."""
