@@ -199,3 +199,37 @@ def test_a_route_that_resumes(rides: Rides) -> None:
         assert post("c", key=None).status_code == 400
     assert rides.stage.things() == ["a"]
     assert set(rides.charges.values()) == {1}
+
+
+def test_whatever_is_answered_the_route_may_return_what_it_was_given(
+    rides: Rides, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flask would log an error for None, though the client is told the right thing."""
+    policies = {"POST /rides": Policy(mode="resume"), "POST /gone": Policy(mode="resume")}
+    front = Keys(rides.stage.url, scope=SHARED, policies=policies)
+    app = flask.Flask(__name__)
+    app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, front)  # type: ignore[method-assign]
+    given: list[Any] = []
+
+    @resumable(rides.keys, "gone")
+    def gone(run: Any, wish: Any) -> Any:
+        return 204, None
+
+    def view() -> Any:
+        work = gone if flask.request.path == "/gone" else rides.create
+        given.append(work.serve(turn_of(flask.request), flask.request.get_json()))
+        return given[-1]
+
+    app.add_url_rule("/<path:name>", view_func=lambda name: view(), methods=["POST"])
+    client, key = app.test_client(), {"Idempotency-Key": "k"}
+
+    def status(name: str, path: str = "/rides", headers: Any = key) -> int:
+        return client.post(path, json={"name": name}, headers=headers).status_code
+
+    assert [status("a"), status("a"), status("b")] == [201, 201, 422]
+    assert status("a", headers={}) == 400
+    assert [status("a", "/gone"), status("a", "/gone")] == [204, 204]
+    rides.stage.query("UPDATE {p}idempotency_key SET status = 'indeterminate'")
+    assert status("a") == 409
+    assert given[:2] == [{"name": "a", "charge": 5}] * 2
+    assert [each.levelname for each in caplog.records if each.name != "postroom"] == []

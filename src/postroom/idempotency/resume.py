@@ -18,13 +18,12 @@ import json
 import random
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from postroom import signals
 from postroom.calling import is_async
-from postroom.errors import ConfigurationError, KeyInDoubt, KeyLost, PostroomError, ResultNotKept
+from postroom.errors import ConfigurationError, KeyInDoubt, KeyLost, PostroomError
 from postroom.idempotency import problems, store
 from postroom.idempotency.canonical import fingerprint
 from postroom.idempotency.exchange import (
@@ -64,6 +63,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Resumable", "ResumableInThreads", "Run", "ThreadRun", "resumable"]
 
+# What a route returns to its framework in place of an answer without JSON: Flask logs an error for
+# None, though nobody is sent what a route returns.
+_NOTHING = ""
 RETRY = RetryPolicy((5, 10, 20, 40, 80, 160), attempts=6)
 
 
@@ -175,23 +177,19 @@ class Resumable(_Resumable):
         """The same for a request: the middleware sends its answer, whatever the route returns."""
         asked = self._served(turn, input)
         if asked is None:
-            return None
+            return _NOTHING
         try:
             verdict = await drive_async(opening(asked), self.keys.engines)
         except PostroomError as error:
-            turn.instead = refused(asked, error)
-            return None
+            return _told(turn, refused(asked, error))
         if not isinstance(verdict, Mine):
-            turn.instead = _said(asked, verdict)
-            return None
+            return _told(turn, _said(asked, verdict))
         try:
-            return _told(turn, asked, await self._run(asked, verdict))
+            return _told(turn, _ended(await self._run(asked, verdict)))
         except KeyLost:
-            turn.instead = _said(asked, Running(1.0))
-            return None
+            return _told(turn, _said(asked, Running(1.0)))
         except KeyInDoubt:
-            turn.instead = _said(asked, Doubtful(verdict.claim.epoch))
-            return None
+            return _told(turn, _said(asked, Doubtful(verdict.claim.epoch)))
 
     async def go_on(self, claim: Claim, record: Any) -> None:
         """A worker has adopted it."""
@@ -229,23 +227,19 @@ class ResumableInThreads(_Resumable):
         """The same for a request: the middleware sends its answer, whatever the route returns."""
         asked = self._served(turn, input)
         if asked is None:
-            return None
+            return _NOTHING
         try:
             verdict = drive(opening(asked), self.keys.engines)
         except PostroomError as error:
-            turn.instead = refused(asked, error)
-            return None
+            return _told(turn, refused(asked, error))
         if not isinstance(verdict, Mine):
-            turn.instead = _said(asked, verdict)
-            return None
+            return _told(turn, _said(asked, verdict))
         try:
-            return _told(turn, asked, self._run(asked, verdict))
+            return _told(turn, _ended(self._run(asked, verdict)))
         except KeyLost:
-            turn.instead = _said(asked, Running(1.0))
-            return None
+            return _told(turn, _said(asked, Running(1.0)))
         except KeyInDoubt:
-            turn.instead = _said(asked, Doubtful(verdict.claim.epoch))
-            return None
+            return _told(turn, _said(asked, Doubtful(verdict.claim.epoch)))
 
     def go_on(self, claim: Claim, record: Any) -> None:
         """A worker has adopted it."""
@@ -288,11 +282,18 @@ def _said(asked: Asked, verdict: Verdict) -> Answer:
     return problems.answer_to(verdict, asked.policy)
 
 
-def _told(turn: Turn, asked: Asked, outcome: Outcome) -> Any:
-    turn.instead = problems.replayed(outcome.answer) if outcome.replayed else outcome.answer
-    with suppress(ResultNotKept):  # the client is told what there is
-        return result_of(Replay(outcome.answer), asked)
-    return None
+def _ended(outcome: Outcome) -> Answer:
+    return problems.replayed(outcome.answer) if outcome.replayed else outcome.answer
+
+
+def _told(turn: Turn, answer: Answer) -> Any:
+    """The middleware sends it; its route gets what it says, to return that."""
+    turn.instead = answer
+    try:
+        said = json.loads(answer.body)
+    except ValueError:
+        return _NOTHING
+    return _NOTHING if said is None else said
 
 
 def _outcome(answer: Answer, ended: Replay | Doubtful | None) -> Outcome:
