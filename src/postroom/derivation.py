@@ -17,16 +17,17 @@ from postroom.errors import ConfigurationError
 __all__ = ["KEY_CHARACTERS", "Part", "derive_key"]
 
 KEY_CHARACTERS = 255
-_VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "").replace(":", "")
+# Quotation marks and commas too: a bare key with one would be read as another, or as two.
+_VISIBLE = "".join(chr(each) for each in range(0x21, 0x7F) if chr(each) not in '%:",')
 Part: TypeAlias = "str | int | uuid.UUID"
 
 
 def derive_key(*parts: Part) -> str:
     """The key of a thing within a thing: `derive_key(order_id, "charge")` is `17:charge`.
 
-    The same parts give the same key in every process and version. Colons, percent signs, spaces
-    and what is not ASCII are written as in a URL (%3A); what would be longer than 255 characters is
-    named by its SHA-256.
+    The same parts give the same key in every process and version. Colons, percent signs, commas,
+    quotation marks, spaces and what is not ASCII are written as in a URL (%3A); what would be
+    longer than 255 characters is named by its SHA-256.
     """
     if not parts:
         raise ConfigurationError("a key is derived from at least one part")

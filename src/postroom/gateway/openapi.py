@@ -10,9 +10,9 @@ from postroom.idempotency.problems import HEADER, MEDIA_TYPE
 __all__ = ["document"]
 
 _JSON = "application/json"
-# Any printable text is a key; in a header it is ASCII.
+# Any printable text is a key; in a header it is ASCII, and without commas unless it is quoted.
 _KEY = {"type": "string", "minLength": 1, "maxLength": 255}
-_HEADER_KEY = r'^([!#-~]([ -~]{0,253}[!-~])?|"([ !#-\[\]-~]|\\["\\]){1,255}")$'
+_HEADER_KEY = r'^([!#-+.-~-]([ -+.-~-]{0,253}[!-+.-~-])?|"([ !#-\[\]-~]|\\["\\]){1,255}")$'
 
 
 def document(version: str, *, secured: bool) -> dict[str, Any]:
