@@ -114,7 +114,7 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "key.indeterminate": (logging.ERROR, "operation, idempotency_key, error"),
     "key.unprotected": (logging.ERROR, "operation, error"),
     "key.unreturned": (logging.WARNING, "operation, idempotency_key"),
-    "key.unverified": (logging.WARNING, "operation, error"),
+    "key.unverified": (logging.WARNING, "operation, idempotency_key, error"),
     "key.unserved": (logging.WARNING, "operation, advice"),
     "key.failed": (
         logging.WARNING,

@@ -149,7 +149,8 @@ async def test_a_verify_that_says_something_else_leaves_the_doubt_of_a_function(
     with pytest.raises(KeyInDoubt):
         await ask()
     assert (runs, stage.query("SELECT status FROM {p}idempotency_key")) == (1, [("indeterminate",)])
-    assert 'key.unverified operation=pay error="verify returned bool' in caplog.text
+    told = 'key.unverified operation=pay idempotency_key=k error="verify returned bool'
+    assert told in caplog.text
     await keys.close_async()
 
 

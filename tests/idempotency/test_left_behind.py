@@ -353,7 +353,8 @@ def test_a_verify_that_fails_leaves_the_doubt(
     with pytest.raises(KeyInDoubt):
         pay("k")
     assert runs == 1
-    assert "key.unverified" in caplog.text
+    assert "key.unverified operation=pay idempotency_key=k error=ConfigurationError" in caplog.text
+    assert "in verify\n    raise ConfigurationError(" in caplog.text
     keys.close()
 
 

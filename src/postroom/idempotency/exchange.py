@@ -123,7 +123,7 @@ def drive(steps: Steps[T], engines: Engines) -> T:
                 try:
                     answer = step.function(step.argument)
                 except Exception as error:
-                    _unverified(step.argument, type(error).__name__)
+                    _unverified(step.argument, type(error).__name__, error)
                     answer = None
                 if inspect.isawaitable(answer):
                     raise ConfigurationError("verify is async, and this application is not.")
@@ -157,7 +157,7 @@ async def drive_async(steps: Steps[T], engines: Engines) -> T:
                     if inspect.isawaitable(answer):
                         answer = await answer
                 except Exception as error:
-                    _unverified(step.argument, type(error).__name__)
+                    _unverified(step.argument, type(error).__name__, error)
                     answer = None
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
@@ -165,9 +165,11 @@ async def drive_async(steps: Steps[T], engines: Engines) -> T:
         steps.close()
 
 
-def _unverified(name: Name, why: str) -> None:
+def _unverified(name: Name, why: str, cause: Exception | None = None) -> None:
     """Whoever could tell does not answer, or not so that it helps: the doubt stays."""
-    signals.emit("key.unverified", operation=name.operation, error=why)
+    signals.emit(
+        "key.unverified", cause, operation=name.operation, idempotency_key=name.key, error=why
+    )
 
 
 def opening(asked: Asked) -> Steps[Verdict]:
