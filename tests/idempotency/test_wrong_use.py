@@ -6,19 +6,22 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any
 
+import flask
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from serving import SYNC_DRIVERS, with_driver
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.routing import Host, Mount
 
 from postroom import signals
 from postroom.errors import ConfigurationError
 from postroom.idempotency import SHARED, Keys, Policies, Policy, resumable
-from postroom.idempotency.fastapi import keyed_session, keyed_turn, protect
+from postroom.idempotency.fastapi import keyed_connection, keyed_session, keyed_turn, protect
+from postroom.idempotency.flask import keyed_session as session_of_flask
 from postroom.idempotency.turn import Turn
 from postroom.idempotency.wsgi import IdempotencyMiddleware as Wsgi
 from postroom.idempotency.wsgi import turn_of
@@ -269,3 +272,19 @@ async def test_a_policy_that_no_route_has_is_told_of(stage: Stage, hosted: bool)
     # What a host of its own serves cannot be known.
     assert [fields["operation"] for fields in told] == ([] if hosted else UNSERVED)
     await keys.close_async()
+
+
+def test_a_session_is_made_of_an_engine_alone(stage: Stage) -> None:
+    engine, async_engine = create_engine("sqlite://"), create_async_engine("sqlite+aiosqlite://")
+    wrong = (sessionmaker(engine), async_sessionmaker(async_engine), stage.url, None, Session())
+    for each in wrong:
+        for door in (keyed_session, keyed_connection):
+            with pytest.raises(ConfigurationError, match="give the Engine or AsyncEngine itself"):
+                door(each)
+    with flask.Flask(__name__).test_request_context("/o"):
+        for each in (*wrong, async_engine):
+            with pytest.raises(ConfigurationError, match="give the Engine itself"):
+                session_of_flask(each)
+    for right in (engine, async_engine):
+        assert callable(keyed_session(right))
+        assert callable(keyed_connection(right))

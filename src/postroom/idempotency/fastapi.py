@@ -35,6 +35,7 @@ from postroom.idempotency.asgi import (
     Send,
     turn_of,
 )
+from postroom.idempotency.given import checked_engine
 from postroom.idempotency.keys import Keys
 from postroom.idempotency.turn import Answered, Turn
 
@@ -180,14 +181,14 @@ def keyed_session(engine: Any, *, scope: Any = None, **options: Any) -> Callable
     `scope=Depends(current_user)` says whose key it is after the route's own authentication; the
     `Keys` have `scope=AT_CLAIM` then.
     """
-    if hasattr(engine, "sync_engine"):
+    if hasattr(checked_engine(engine, or_async=True), "sync_engine"):
         return _dependency(scope, lambda turn: turn.session_async(engine, **options))
     return _dependency(scope, lambda turn: turn.session_in_thread(engine, **options))
 
 
 def keyed_connection(engine: Any, *, scope: Any = None) -> Callable[..., Any]:
     """The same for those who work without the ORM."""
-    if hasattr(engine, "sync_engine"):
+    if hasattr(checked_engine(engine, or_async=True), "sync_engine"):
         return _dependency(scope, lambda turn: turn.connection_async(engine))
     return _dependency(scope, lambda turn: turn.connection_in_thread(engine))
 

@@ -25,6 +25,7 @@ from postroom.idempotency import problems
 from postroom.idempotency.borrowed import Borrowed
 from postroom.idempotency.exchange import Asked
 from postroom.idempotency.forms import FILES, FORMS, comparable, held_by
+from postroom.idempotency.given import checked_engine
 from postroom.idempotency.keys import Keys, Seen, asked_of, needs_body
 from postroom.idempotency.policy import SAFE_METHODS, Policy
 from postroom.idempotency.rules import Answer
@@ -39,6 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def keyed_session(engine: Any, **options: Any) -> Any:
     """In a view under the WSGI middleware: a session on the transaction of this request."""
     try:
+        engine = checked_engine(engine, or_async=False)
         return turn_of(flask.request).session(engine, **options)
     except Answered as answered:  # an exception that Flask does not log
         flask.abort(_response(answered.answer))
