@@ -117,6 +117,7 @@ async def test_what_nobody_knows_is_resolved_by_a_person(house: House, here: Her
     say = ("ledger", "resolve", "k1", "--as", "succeeded", "--reason", "seen on the statement")
     early = await asyncio.to_thread(here, *say, *database)
     assert (early.returncode, "being tried still" in early.stderr) == (1, True)
+    assert f"`postroom messages cancel {id} --reason …`" in early.stderr
     await give_up(house)
     shown = await asyncio.to_thread(here, "ledger", "show", "k1", *database, "--json")
     assert json.loads(shown.stdout)["state"] == "unknown"
@@ -276,10 +277,13 @@ async def test_a_request_that_is_asked_for_in_vain_is_told_of_and_ended_by_a_per
     shown = json.loads((await asyncio.to_thread(here, "ledger", "show", "k1", *database)).stdout)
     assert (shown["state"], shown["finished"]) == ("unknown", False)
     assert "look-up failed: no route to host" in shown["error"]
-    for command in (
-        ("messages", "cancel", id, "--reason", "asked by phone"),
-        ("ledger", "resolve", "k1", "--as", "succeeded", "--reason", "they have it"),
-    ):
-        done = await asyncio.to_thread(here, *command, *database)
-        assert done.returncode == 0, done.stderr
+    cancel = ("messages", "cancel", id, "--reason", "asked by phone")
+    assert (await asyncio.to_thread(here, *cancel, *database)).returncode == 0
+    shown = json.loads((await asyncio.to_thread(here, "ledger", "show", "k1", *database)).stdout)
+    # The client is shown the error, and the reason is between ourselves.
+    assert (shown["error_code"], shown["error"]) == ("cancelled", "an operator took it back")
+    assert shown["note"] == "asked by phone"
+    resolve = ("ledger", "resolve", "k1", "--as", "succeeded", "--reason", "they have it")
+    done = await asyncio.to_thread(here, *resolve, *database)
+    assert done.returncode == 0, done.stderr
     assert (await ledger_check(house)).level == "ok"

@@ -55,7 +55,8 @@ UPDATE postroom_ledger
 -- name: give_up
 UPDATE postroom_ledger
    SET state = CASE WHEN state = 'unknown' OR :doubtful = 1 THEN 'unknown' ELSE 'failed' END,
-       error_code = 'cancelled', error = :error, updated_at = UTC_TIMESTAMP(6), finished_at = UTC_TIMESTAMP(6)
+       error_code = 'cancelled', error = :error, note = :note,
+       updated_at = UTC_TIMESTAMP(6), finished_at = UTC_TIMESTAMP(6)
  WHERE id = :id AND finished_at IS NULL
 
 -- name: resolve

@@ -66,7 +66,7 @@ UPDATE postroom.ledger
 UPDATE postroom.ledger
    SET state = CASE WHEN state = 'unknown' OR CAST(:doubtful AS integer) = 1
                     THEN 'unknown' ELSE 'failed' END,
-       error_code = 'cancelled', error = CAST(:error AS text),
+       error_code = 'cancelled', error = CAST(:error AS text), note = CAST(:note AS text),
        updated_at = clock_timestamp(), finished_at = clock_timestamp()
  WHERE id = CAST(CAST(:id AS text) AS uuid) AND finished_at IS NULL
 

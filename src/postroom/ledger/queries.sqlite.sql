@@ -47,7 +47,7 @@ UPDATE postroom_ledger
 -- name: give_up
 UPDATE postroom_ledger
    SET state = CASE WHEN state = 'unknown' OR :doubtful = 1 THEN 'unknown' ELSE 'failed' END,
-       error_code = 'cancelled', error = :error, updated_at = NOW_US, finished_at = NOW_US
+       error_code = 'cancelled', error = :error, note = :note, updated_at = NOW_US, finished_at = NOW_US
  WHERE id = :id AND finished_at IS NULL
 
 -- name: resolve

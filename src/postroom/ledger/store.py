@@ -110,8 +110,10 @@ def reopen(ids: Iterable[str]) -> Flow[None]:
 
 
 def give_up(id: str, why: str, *, doubtful: bool) -> Flow[None]:
-    """The message of a request was taken back; `doubtful`: it may have arrived all the same."""
-    yield _query("give_up", id=id, error=why, doubtful=int(doubtful))
+    """The message of a request was taken back; `doubtful`: it may have arrived all the same. An
+    error is shown to the client: why it was taken back stands in the note, for operators."""
+    error = "an operator took it back"
+    yield _query("give_up", id=id, error=error, note=why, doubtful=int(doubtful))
 
 
 def lock(id: str) -> Flow[None]:

@@ -69,8 +69,14 @@ def _resolve(name: str, scope: str | None, state: str, why: str) -> Flow[Entry]:
     if stranded:  # settled by a relay that knew of no ledger
         yield from store.give_up(id, why, doubtful=True)
     elif entry.state != "unknown" or not entry.finished:
-        what = "being tried still" if not entry.finished else f"{entry.state} already"
-        raise Refused(f"request {entry.key!r} is {what}, so there is nothing to resolve.")
+        if not entry.finished:
+            raise Refused(
+                f"request {entry.key!r} is being tried still, so there is nothing to resolve: to "
+                f"end it, take it back first: `postroom messages cancel {id} --reason …`"
+            )
+        raise Refused(
+            f"request {entry.key!r} is {entry.state} already, so there is nothing to resolve."
+        )
     found = yield Statement(letters.ROOM, "where_is", {"id": id, "source": letters.OUTBOX})
     for row in found:
         letter = letters.Letter(id, *row)
