@@ -224,6 +224,11 @@ def test_tokens_are_read_and_never_shown() -> None:
     assert tokens_from("ada=s3cr3t bob=x=y") == {"ada": ["s3cr3t"], "bob": ["x=y"]}
     assert tokens_from("ada=old bob=x ada=new") == {"ada": ["old", "new"], "bob": ["x"]}
     assert tokens_from(None) == {}
+    for joined in ("ada=s3cr3t,bob=x", "ada=s3cr3t, bob=x", "eve=z ada=s3cr3t,bob=x"):
+        with pytest.raises(ConfigurationError, match="by spaces, not by commas") as caught:
+            tokens_from(joined)
+        assert "s3cr3t" not in str(caught.value)
+    assert tokens_from("ada=a,b") == {"ada": ["a,b"]}
     with pytest.raises(ConfigurationError) as error:
         tokens_from("ada=ok canary")
     assert "canary" not in str(error.value)

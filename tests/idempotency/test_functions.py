@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from serving import with_driver
+from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from doors import DOORS, Door, Open
@@ -21,10 +22,20 @@ from postroom.errors import (
     KeyInProgress,
     KeyReused,
     ResultNotKept,
+    UnknownConnection,
     WouldCommitAlone,
     WrongCall,
 )
-from postroom.idempotency import SHARED, Answer, Keys, NotDone, Policy, idempotent, resumable
+from postroom.idempotency import (
+    SHARED,
+    Answer,
+    Finisher,
+    Keys,
+    NotDone,
+    Policy,
+    idempotent,
+    resumable,
+)
 from postroom.ops.keys import keys_resolve
 from stages import Stage, Stages
 
@@ -209,6 +220,13 @@ def test_wishes_that_cannot_be(stages: Stages) -> None:
         idempotent("x", key="order", keys=keys)(lambda order: object())("1")
     with pytest.raises(ConfigurationError, match="scope"):
         Keys("sqlite:///x.db", scope="ada")  # type: ignore[arg-type]
+    inside = idempotent("x", key="order", tx="tx")
+    with pytest.raises(WrongCall, match="x was called with tx=None: give the session or conn"):
+        inside(lambda tx, order: None)(None, "1")
+    with pytest.raises(UnknownConnection, match="a session or connection of your own is needed"):
+        inside(lambda tx, order: None)(create_engine("sqlite://"), "1")
+    with pytest.raises(ConfigurationError, match="a Finisher goes on with what @resumable"):
+        Finisher(inside)  # type: ignore[arg-type]
     named = idempotent("y", key="order", keys=keys)(lambda order, at: str(order))
     assert named(uuid.UUID(int=1), uuid.UUID(int=2)) == str(uuid.UUID(int=1))
     keys.close()

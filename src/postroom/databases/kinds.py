@@ -186,7 +186,7 @@ def kind_of(tx: object) -> Kind:
     accepted = ", ".join(kind.name for kind in KINDS)
     instead = remedy(tx) or f"give it one of {accepted}"
     raise UnknownConnection(
-        f"publish writes on your own session or connection, and a {given} is none: {instead}"
+        f"a session or connection of your own is needed, and a {given} is none: {instead}"
     )
 
 

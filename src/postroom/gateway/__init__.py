@@ -15,6 +15,7 @@ says what became of an order, by its client order id, which is the message's id.
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from postroom.errors import ConfigurationError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["create_app", "tokens_from"]
 
 TOKENS = "POSTROOM_GATEWAY_TOKENS"
+_JOINED = re.compile(",[^,=]+=|,$")
 
 
 def tokens_from(text: str | None) -> dict[str, list[str]]:
@@ -38,6 +40,11 @@ def tokens_from(text: str | None) -> dict[str, list[str]]:
         if not name or not secret:
             # The word itself may be a secret, so it is not shown.
             raise ConfigurationError(f"word {number} of {TOKENS} must be NAME=SECRET.")
+        if _JOINED.search(secret):
+            raise ConfigurationError(
+                f"word {number} of {TOKENS} looks like several: separate clients by spaces, not by "
+                "commas."
+            )
         tokens.setdefault(name, []).append(secret)
     return tokens
 

@@ -36,6 +36,12 @@ class Finisher:
     ) -> None:
         if not resumables:
             raise ConfigurationError("a Finisher needs at least one resumable function.")
+        for each in resumables:
+            if not isinstance(each, Resumable | ResumableInThreads):
+                name = getattr(each, "__qualname__", None) or type(each).__name__
+                raise ConfigurationError(
+                    f"a Finisher goes on with what @resumable has made, and {name} is none."
+                )
         self._by_operation = {each.operation: each for each in resumables}
         self._keys = resumables[0].keys
         if any(each.keys is not self._keys for each in resumables):

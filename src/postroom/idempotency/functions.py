@@ -297,7 +297,15 @@ class _Call:
             wanted = [name for name in values if name not in (self._tx, self._key, self._scope)]
         digest = _digest({name: values[name] for name in wanted}, self.operation)
         name = Name(scope_name(who), self.operation, key)
-        return (None if self._tx is None else values[self._tx]), Asked(name, digest, self.policy)
+        asked = Asked(name, digest, self.policy)
+        if self._tx is None:
+            return None, asked
+        if values[self._tx] is None:
+            raise WrongCall(
+                f"{self.operation} was called with {self._tx}=None: give the session or connection "
+                "of your transaction"
+            )
+        return values[self._tx], asked
 
 
 def _not_begun(result: Any) -> bool:
