@@ -3,10 +3,13 @@
 import asyncio
 import functools
 import sqlite3
+import sys
 import threading
+import time
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,6 +204,31 @@ def test_who_comes_meanwhile_is_refused(stages: Stages) -> None:
             slow("1")
         gate.set()
         assert first.result() == "1"
+    keys.close()
+
+
+def turns_of(thread: threading.Thread) -> int:
+    """How often it has slept and was woken, as the system counts."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text("utf-8")
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts what Linux counts")
+def test_a_lease_that_is_kept_no_longer_wakes_nobody(stages: Stages) -> None:
+    keys = Keys(stages["sqlite"].url, scope=SHARED)
+    woken: list[int] = []
+
+    @idempotent("slow", key="k", keys=keys, policy=Policy(lease_seconds=3, longest_seconds=1))
+    def slow(k: str) -> None:
+        keeper = keys.beats._thread
+        assert keeper is not None
+        time.sleep(1.3)  # until it is past its end, and would be due
+        before = turns_of(keeper)
+        time.sleep(1)
+        woken.append(turns_of(keeper) - before)
+
+    slow("1")
+    assert woken[0] < 30
     keys.close()
 
 

@@ -92,7 +92,9 @@ class Beats:
         while True:
             with self._turn:
                 now = time.monotonic()
-                nearest = min((due for _, due, _ in self._live.values()), default=now + 1)
+                # What is past its end is beaten for no more, so it is never due.
+                dues = (due for _, due, end in self._live.values() if now < end)
+                nearest = min(dues, default=now + 1)
                 if not self._live:
                     # Gone after a second without work, so that a test leaves no thread behind.
                     if not self._turn.wait(1) and not self._live:
