@@ -42,12 +42,15 @@ def without_the_table(stage: Stage) -> Iterator[None]:
         stage.query(f"ALTER TABLE {hidden} RENAME TO {there}")
 
 
-def test_the_connection_may_be_used_by_others(stage: Stage) -> None:
+def test_the_connection_may_be_used_by_others(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = create_engine(with_driver(stage.url, SYNC_DRIVERS), pool_size=1, max_overflow=0)
     failed = turn()
     with without_the_table(stage), pytest.raises(Answered) as told:
         failed.session(engine)
     assert told.value.answer.status == 503
+    assert "run `postroom db install`" in caplog.text
     failed.end()
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO thing VALUES ('a')"))

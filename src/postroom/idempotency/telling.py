@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["give_up", "give_up_async", "refused", "tell_replay", "tell_unprotected", "why_of"]
 
+_NO_TABLE = re.compile("no such table|(?:relation|table) .*(?:does not|doesn't) exist", re.I)
 # MariaDB says which value was there already.
 _DUPLICATE = re.compile(r"Duplicate entry '.*'(?= for key)")
 
@@ -73,4 +74,6 @@ def why_of(error: BaseException | str, *, ours: bool = False) -> str:
     if inner is None:
         return type(error).__name__
     line = _DUPLICATE.sub("Duplicate entry …", str(inner).partition("\n")[0])
+    if ours and _NO_TABLE.search(line):
+        line += "; run `postroom db install`"
     return f"{type(error).__name__}: {signals.redact(line)}"
