@@ -1,7 +1,10 @@
 """A claim that fails leaves nothing behind: no mark on a connection, no thread, no record."""
 
+import asyncio
+import signal
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -15,7 +18,11 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from postroom.idempotency import SHARED, Keys, Name, Policy
+from helpers import eventually, eventually_async
+from postroom.databases.sqlalchemy import SQLAlchemyLink
+from postroom.errors import KeyInProgress
+from postroom.flow import run
+from postroom.idempotency import SHARED, Finisher, Keys, Name, Policy, idempotent, resumable, store
 from postroom.idempotency.exchange import Asked
 from postroom.idempotency.fastapi import keyed_session, protect
 from postroom.idempotency.turn import Answered, Turn
@@ -157,3 +164,167 @@ def test_those_who_wait_leave_a_thread_to_whom_they_wait_for(
     assert Counter(answer.status_code for answer in answers) == {status: 30}
     assert len({answer.content for answer in answers}) == 1
     assert stage.things() == (["a"] if status == 200 else [])
+
+
+@contextmanager
+def somebody_at(stage: Stage, name: Name) -> Iterator[Callable[[], None]]:
+    """Another transaction that has this key: whoever claims it waits until it is let go."""
+    engine = create_engine(with_driver(stage.url, SYNC_DRIVERS))
+    with engine.connect() as connection:
+        claim = store.claim(name, "f" * 64, "same_transaction", keep_seconds=60)
+        run(claim, SQLAlchemyLink(connection))
+        yield connection.rollback
+    engine.dispose()
+
+
+@pytest.mark.parametrize("how", ["idempotent", "resumable"])
+@pytest.mark.parametrize("times", [1, 3])  # anyio cancels until it is heard
+async def test_a_call_cancelled_while_it_claims_leaves_its_key_free(
+    stage: Stage, how: str, times: int
+) -> None:
+    keys, ran = Keys(stage.url, scope=SHARED), list[str]()
+
+    @idempotent("pay", key="order", keys=keys)
+    async def once(order: str) -> int:
+        ran.append(order)
+        return 17
+
+    @resumable(keys, "pay")
+    async def from_points(run: Any, order: str) -> int:
+        ran.append(order)
+        return 17
+
+    async def pay(order: str) -> Any:
+        return await (once(order) if how == "idempotent" else from_points(order, order))
+
+    assert await pay("warm") == 17
+    with somebody_at(stage, Name("shared", "pay", "k")) as let_go:
+        call = asyncio.ensure_future(pay("k"))
+        await asyncio.sleep(0.3)  # its claim is on its way
+        for _ in range(times):
+            call.cancel()
+            await asyncio.sleep(0.01)
+        asyncio.get_running_loop().call_later(0.3, let_go)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await asyncio.sleep(0.5 if times > 1 else 0)  # whoever is in a hurry does not wait for it
+    assert ran == ["warm"]
+    if times > 1 and how == "resumable":
+        past = {"sqlite": "0"}.get(stage.database, "'2020-01-01'")
+        stage.query(
+            f"UPDATE {{p}}idempotency_key SET locked_until = {past} WHERE status = 'pending'"
+        )
+    elif times > 1:
+        await eventually_async(lambda: not pending(stage), 30)
+    assert await pay("k") == 17
+    assert ran == ["warm", "k"]
+    await keys.close_async()
+
+
+def pending(stage: Stage) -> bool:
+    return bool(stage.query("SELECT 1 FROM {p}idempotency_key WHERE status = 'pending'"))
+
+
+async def test_a_run_cancelled_while_it_claims_is_gone_on_with(stage: Stage) -> None:
+    """What stands behind its points is done, so it is not its client's alone."""
+    keys, broken = Keys(stage.url, scope=SHARED), True
+
+    @resumable(keys, "ride")
+    async def ride(run: Any, wish: str) -> str:
+        await run.call("made", lambda: None)
+        if broken:
+            raise RuntimeError
+        return wish
+
+    with pytest.raises(RuntimeError):
+        await ride("k", "a")
+    broken = False
+    engine = create_engine(with_driver(stage.url, SYNC_DRIVERS))
+    with engine.connect() as connection:
+        table = f"{stage.prefix}idempotency_key"
+        connection.execute(text(f"UPDATE {table} SET attempts = attempts"))
+        call = asyncio.ensure_future(ride("k", "a"))
+        await asyncio.sleep(0.3)
+        call.cancel()
+        asyncio.get_running_loop().call_later(0.3, connection.rollback)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    engine.dispose()
+    assert await Finisher(ride).once() == 1
+    assert stage.query("SELECT status FROM {p}idempotency_key") == [("completed",)]
+    await keys.close_async()
+
+
+@contextmanager
+def raised_by_a_signal(kind: type[BaseException], seconds: float) -> Iterator[None]:
+    """As servers and task queues end what takes too long."""
+
+    def raise_it(*_: Any) -> None:
+        raise kind
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", [SystemExit])
+def test_a_call_broken_off_by_a_signal_while_it_claims(
+    stage: Stage, kind: type[BaseException]
+) -> None:
+    keys, ran = Keys(stage.url, scope=SHARED), list[str]()
+
+    @idempotent("pay", key="order", keys=keys)
+    def pay(order: str) -> int:
+        ran.append(order)
+        return 17
+
+    assert pay("warm") == 17
+    with somebody_at(stage, Name("shared", "pay", "k")) as let_go:
+        later = threading.Timer(1, let_go)
+        later.start()
+        with raised_by_a_signal(kind, 0.3), pytest.raises(kind):
+            pay("k")
+        later.join()
+    assert ran == ["warm"]
+    eventually(lambda: tried(pay, "k") == 17, 30)
+    assert ran == ["warm", "k"]
+    assert [pay(f"after {n}") for n in range(3)] == [17] * 3
+    keys.close()
+
+
+def tried(function: Callable[[str], int], key: str) -> int | None:
+    """None: its claim is still there, and will be given back."""
+    try:
+        return function(key)
+    except KeyInProgress:
+        return None
+
+
+@pytest.mark.parametrize("kind", [SystemExit])
+def test_what_has_ended_is_written_down_though_a_signal_comes(
+    stage: Stage, kind: type[BaseException]
+) -> None:
+    keys, runs = Keys(stage.url, scope=SHARED), 0
+    engine = create_engine(with_driver(stage.url, SYNC_DRIVERS))
+    with engine.connect() as connection:
+
+        @idempotent("pay", key="order", keys=keys)
+        def pay(order: str) -> int:
+            nonlocal runs
+            runs += 1
+            table = f"{stage.prefix}idempotency_key"
+            connection.execute(text(f"UPDATE {table} SET attempts = attempts"))
+            return 17
+
+        later = threading.Timer(1, connection.rollback)
+        later.start()
+        with raised_by_a_signal(kind, 0.3), pytest.raises(kind):
+            pay("k")
+        later.join()
+    engine.dispose()
+    assert (pay("k"), runs) == (17, 1)
+    keys.close()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import with_driver
-from sqlalchemy import create_engine
+from serving import SYNC_DRIVERS, with_driver
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from doors import DOORS, Door, Open
@@ -473,3 +473,45 @@ def test_an_event_loop_after_another(stage: Stage) -> None:
         for runner in (one, other):
             runner.run(keys.close_async())
     assert charged == dict.fromkeys("abcde", 1)
+
+
+@pytest.mark.parametrize("how", ["idempotent", "resumable"])
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+async def test_what_has_ended_is_written_down_though_its_caller_is_cancelled(
+    stage: Stage, how: str, ends: str
+) -> None:
+    keys, runs = Keys(stage.url, scope=SHARED), Counter[str]()
+    engine = create_engine(with_driver(stage.url, SYNC_DRIVERS))
+    table = f"{stage.prefix}idempotency_key"
+    with engine.connect() as connection:
+
+        def work(order: str) -> int:
+            runs[order] += 1
+            if runs[order] == 1:  # the database is slow to write what comes
+                connection.execute(text(f"UPDATE {table} SET attempts = attempts"))
+                if ends == "raises":
+                    raise ConnectionError
+            return 17
+
+        @idempotent("pay", key="order", keys=keys, policy=Policy(on_error="retry"))
+        async def once(order: str) -> int:
+            return work(order)
+
+        @resumable(keys, "pay")
+        async def from_points(run: Any, order: str) -> int:
+            return work(order)
+
+        async def pay(order: str) -> Any:
+            return await (once(order) if how == "idempotent" else from_points(order, order))
+
+        call = asyncio.ensure_future(pay("k"))
+        await eventually_async(lambda: runs["k"] == 1)
+        await asyncio.sleep(0.2)  # what became of it is on its way
+        call.cancel()
+        asyncio.get_running_loop().call_later(0.3, connection.rollback)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    engine.dispose()
+    assert await asyncio.gather(pay("k"), return_exceptions=True) == [17]
+    assert runs == {"k": 1 if ends == "returns" else 2}
+    await keys.close_async()

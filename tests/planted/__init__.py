@@ -418,6 +418,19 @@ BUGS: dict[str, Bug] = {
             "sqlite-external",
         ),
     ),
+    "call_torn_by_its_caller": Bug(
+        "a function whose caller is cancelled leaves a claim, or no trace of its result",
+        on(
+            "tests/idempotency/test_claims_that_fail.py::"
+            "test_a_run_cancelled_while_it_claims_is_gone_on_with",
+            *ALL,
+        )
+        + on(
+            "tests/idempotency/test_functions.py::"
+            "test_what_has_ended_is_written_down_though_its_caller_is_cancelled",
+            "postgresql-returns-resumable",
+        ),
+    ),
     "point_not_fenced": Bug(
         "a resumable run that was taken over still reaches its points",
         on("tests/idempotency/test_resume.py::test_who_was_taken_over_reaches_no_point", *ALL),

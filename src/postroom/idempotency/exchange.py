@@ -2,7 +2,8 @@
 
 `opening` and `closing` are generators: they yield what is to be done (`Do` a flow, `Pause`, `Call`
 a function) and `drive` or `drive_async` does it. The rule: nothing is carried out without a claim,
-and no byte of an answer leaves before it is written down.
+and no byte of an answer leaves before it is written down. What breaks in from outside (a task is
+cancelled, a signal raises) is told to the steps too: a claim is given back, an answer is written.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -35,6 +37,7 @@ from postroom.idempotency.rules import (
     sent_elsewhere,
     storable,
 )
+from postroom.worker.waiting import finish
 
 if TYPE_CHECKING:
     from postroom.idempotency.engines import Engines
@@ -73,6 +76,7 @@ class Do:
     """A flow on a connection of our own; made anew if it must be tried again."""
 
     make: Callable[[], Flow[Any]]
+    whole: bool = False  # whoever is cancelled meanwhile waits for what comes of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ Steps: TypeAlias = Generator["Do | Pause | Call | Afterwards", Any, T]
 def drive(steps: Steps[T], engines: Engines) -> T:
     """Do what the steps ask for, in a thread."""
     answer: Any = None
-    trouble: PostroomError | None = None
+    trouble: BaseException | None = None
     try:
         while True:
             step = steps.send(answer) if trouble is None else steps.throw(trouble)
@@ -112,7 +116,7 @@ def drive(steps: Steps[T], engines: Engines) -> T:
             if isinstance(step, Do):
                 try:
                     answer = engines.ask(step.make)
-                except PostroomError as error:
+                except BaseException as error:
                     trouble = error
             elif isinstance(step, Pause):
                 time.sleep(step.seconds)
@@ -136,15 +140,16 @@ def drive(steps: Steps[T], engines: Engines) -> T:
 async def drive_async(steps: Steps[T], engines: Engines) -> T:
     """The same in an event loop."""
     answer: Any = None
-    trouble: PostroomError | None = None
+    trouble: BaseException | None = None
     try:
         while True:
             step = steps.send(answer) if trouble is None else steps.throw(trouble)
             trouble = None
             if isinstance(step, Do):
                 try:
-                    answer = await engines.ask_async(step.make)
-                except PostroomError as error:
+                    asking = engines.ask_async(step.make)
+                    answer = await (finish(asking) if step.whole else asking)
+                except BaseException as error:
                     trouble = error
             elif isinstance(step, Pause):
                 await asyncio.sleep(step.seconds)
@@ -201,30 +206,59 @@ def opening(asked: Asked) -> Steps[Verdict]:
 
 def _claimed(asked: Asked, owner: str) -> Steps[Verdict]:
     """Claim it; a claim that was asked for in vain is undone when the database answers again."""
-    policy, sent = asked.policy, False
+    external, refuses = asked.policy.mode == "external", asked.policy.on_unreachable == "refuse"
+    sent = False
+    verdict: Verdict | None = None
 
     def claim() -> Flow[Verdict]:
-        nonlocal sent
-        sent = True  # on a connection: what cannot be opened has taken nothing
-        return (yield from _claim(asked, owner))
+        nonlocal sent, verdict
+        sent, verdict = True, None  # on a connection: what cannot be opened has taken nothing
+        verdict = yield from _claim(asked, owner)
+        return verdict
 
     try:
-        return (yield from _again(claim))
-    except Unreachable:
+        return (yield from _again(claim, whole=True))
+    except (PostroomError, GeneratorExit) as error:
         # What runs without its key, and what has points behind it, is better held than free.
-        if sent and policy.mode == "external" and policy.on_unreachable == "refuse":
+        if isinstance(error, Unreachable) and sent and external and refuses:
+            yield Afterwards(asked.name, owner)
+        raise
+    except BaseException:  # its caller was broken off, and nothing has begun
+        if isinstance(verdict, Mine):
+            with suppress(PostroomError):  # or its lease will end by itself
+                yield from _given_back(verdict)
+        elif verdict is None and sent and external:
             yield Afterwards(asked.name, owner)
         raise
 
 
-def _again(make: Callable[[], Flow[T]]) -> Steps[T]:
+def _given_back(mine: Mine) -> Steps[None]:
+    """Free again. What stands behind its points is done, so a Finisher may go on with the rest."""
+    delay = None if mine.recovery_point is None else 0.0
+    why = "it was never begun"
+    yield Do(lambda: store.fail(mine.claim, why, keep_seconds=0, delay_seconds=delay), whole=True)
+
+
+def _again(make: Callable[[], Flow[T]], *, whole: bool = False) -> Steps[T]:
     """Do it once more if it failed: its reply may have been lost. The owner's token tells whether
     what stands there then is our own."""
     try:
-        return (yield Do(make))  # type: ignore[no-any-return]
+        return (yield Do(make, whole))  # type: ignore[no-any-return]
     except PostroomError:
         yield Pause(AGAIN_SECONDS)
-        return (yield Do(make))  # type: ignore[no-any-return]
+        return (yield Do(make, whole))  # type: ignore[no-any-return]
+
+
+def _written(make: Callable[[], Flow[bool]]) -> Steps[bool]:
+    """The same for what has been carried out: whatever breaks in comes after it."""
+    try:
+        return (yield from _again(make))
+    except (PostroomError, GeneratorExit):
+        raise
+    except BaseException:
+        with suppress(PostroomError):
+            yield Do(make)
+        raise
 
 
 def _claim(asked: Asked, owner: str) -> Flow[Verdict]:
@@ -297,12 +331,12 @@ def closing(
     policy, claim = asked.policy, mine.claim
     failpoints.hit("key.finish.before")
     if not kept and answer.status >= 400:
-        done = yield from _again(
+        done = yield from _written(
             lambda: store.fail(claim, "refused before it began", keep_seconds=0)
         )
     elif storable(answer.status) and not sent_elsewhere(answer, asked.path):
         stored = for_storing(answer, policy)
-        done = yield from _again(
+        done = yield from _written(
             lambda: store.finish(claim, stored, keep_seconds=policy.keep_seconds)
         )
     elif answer.status >= 500 and policy.mode == "external" and policy.on_error == "doubt":
@@ -313,7 +347,7 @@ def closing(
         broken = answer.status >= 500
         why, keep = f"answered {answer.status}", policy.keep_seconds if broken else 0
         delay = RESUMED_AFTER_SECONDS if policy.mode == "resume" and broken else None
-        done = yield from _again(
+        done = yield from _written(
             lambda: store.fail(claim, why, keep_seconds=keep, delay_seconds=delay)
         )
     failpoints.hit("key.finish.after")

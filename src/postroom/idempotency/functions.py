@@ -51,6 +51,7 @@ from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import (
     Answer,
     Claim,
+    Doubtful,
     Mine,
     Name,
     Other,
@@ -62,8 +63,10 @@ from postroom.idempotency.rules import (
 )
 from postroom.idempotency.savepoints import Savepoint
 from postroom.idempotency.telling import give_up, give_up_async, tell_unprotected
+from postroom.worker.waiting import finish
 
 if TYPE_CHECKING:
+    from postroom.idempotency.engines import Engines
     from postroom.idempotency.keys import Keys
 
 __all__ = ["idempotent", "key_of_call", "refuse", "result_of"]
@@ -193,11 +196,7 @@ class _Call:
             await give_up_async(asked, verdict, error, engines)
             raise
         answer, unfit = _answer_or_none(result)
-        try:
-            ended = await drive_async(closing(asked, verdict, answer), engines)
-        except PostroomError as error:
-            tell_unprotected(asked, error)
-            ended = None
+        ended = await finish(_closed(asked, verdict, answer, engines))
         if unfit is not None:
             raise unfit
         return json.loads(answer.body) if ended is None else result_of(ended, asked)
@@ -306,6 +305,16 @@ class _Call:
                 "of your transaction"
             )
         return values[self._tx], asked
+
+
+async def _closed(
+    asked: Asked, mine: Mine, answer: Answer, engines: Engines
+) -> Replay | Doubtful | None:
+    try:
+        return await drive_async(closing(asked, mine, answer), engines)
+    except PostroomError as error:
+        tell_unprotected(asked, error)
+        return None
 
 
 def _not_begun(result: Any) -> bool:

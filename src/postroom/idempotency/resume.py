@@ -56,6 +56,7 @@ from postroom.idempotency.rules import (
 from postroom.idempotency.runs import Run, ThreadRun, awaited
 from postroom.idempotency.telling import refused, tell_replay, tell_unprotected, why_of
 from postroom.retry import RetryPolicy
+from postroom.worker.waiting import finish
 
 if TYPE_CHECKING:
     from postroom.idempotency.keys import Keys
@@ -207,9 +208,9 @@ class Resumable(_Resumable):
             self._lost(mine)
             raise
         except Exception as error:
-            await drive_async(self._failing(asked, mine, error), engines)
+            await finish(drive_async(self._failing(asked, mine, error), engines))
             raise
-        return _outcome(answer, await drive_async(closing(asked, mine, answer), engines))
+        return _outcome(answer, await finish(drive_async(closing(asked, mine, answer), engines)))
 
 
 class ResumableInThreads(_Resumable):

@@ -10,6 +10,7 @@ from postroom.errors import PostroomError
 from postroom.idempotency import problems
 from postroom.idempotency.exchange import Asked, Steps, drive, drive_async, giving_up
 from postroom.idempotency.rules import Answer, Mine, Replay, Verdict
+from postroom.worker.waiting import finish
 
 if TYPE_CHECKING:
     from postroom.idempotency.engines import Engines
@@ -46,11 +47,15 @@ def give_up(
 async def give_up_async(
     asked: Asked, mine: Mine, error: BaseException, engines: Engines, *, kept: bool = True
 ) -> None:
-    """The same in an event loop."""
-    try:
-        await drive_async(_given_up(asked, mine, error, kept), engines)
-    except PostroomError as trouble:
-        tell_unprotected(asked, trouble)
+    """The same in an event loop; not torn by a cancellation."""
+
+    async def write() -> None:
+        try:
+            await drive_async(_given_up(asked, mine, error, kept), engines)
+        except PostroomError as trouble:
+            tell_unprotected(asked, trouble)
+
+    await finish(write())
 
 
 def _given_up(asked: Asked, mine: Mine, error: BaseException, kept: bool) -> Steps[bool]:

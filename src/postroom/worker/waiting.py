@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 __all__ = ["finish", "pause", "undisturbed"]
 
 T = TypeVar("T")
+_under_way: set[asyncio.Task[Any]] = set()  # an event loop itself would forget them
 
 
 async def pause(stopping: asyncio.Event, seconds: float) -> None:
@@ -28,10 +29,19 @@ async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Come to the end of something though one is cancelled meanwhile; that is said afterwards."""
+    """Come to the end of something though one is cancelled meanwhile; that is said afterwards. Who
+    is cancelled again does not wait for it any longer."""
     task = asyncio.ensure_future(work)
+    _under_way.add(task)
+    task.add_done_callback(_ended)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    _under_way.discard(task)
+    if not task.cancelled():
+        task.exception()  # whoever waited has it; who has left does not want it
