@@ -1,5 +1,6 @@
 """Every form of database URL connects to a real server; a wrong one is one clear sentence."""
 
+import asyncio
 import shutil
 import subprocess
 import uuid
@@ -9,11 +10,12 @@ from typing import Any
 
 import pymysql
 import pytest
+from sqlalchemy.exc import StatementError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from postroom.databases import urls
-from postroom.databases.trouble import explain
+from postroom.databases.trouble import explain, not_of_it
 from postroom.databases.urls import Target, resolve
 from postroom.errors import ConfigurationError, MissingDriver, PostroomError
 from servers import MariaDBServer, PostgresServer, Unavailable, leave_out
@@ -27,6 +29,8 @@ async def ask(url: str, question: str = "SELECT 1") -> Any:
         async with engine.connect() as connection:
             return (await connection.exec_driver_sql(question)).scalar()
     except Exception as error:
+        if not_of_it(error) is not None:
+            raise AssertionError("it is the database's own") from error
         raise explain(error, target) from error
     finally:
         await engine.dispose()
@@ -535,6 +539,18 @@ def test_raw_errors_are_explained_too() -> None:
     assert isinstance(missing, MissingDriver)
     ours = ConfigurationError("ours")
     assert explain(ours, target) is ours
+
+
+def test_what_breaks_in_is_no_error_of_a_database() -> None:
+    class TimeLimit(Exception):
+        """As of a task queue, which raises it by a signal."""
+
+    limit = TimeLimit()
+    assert not_of_it(limit) is limit
+    assert not_of_it(StatementError("", "SELECT 1", {}, limit)) is limit
+    closed = RuntimeError("unable to perform operation on <TCPTransport closed=True>")
+    for theirs in (closed, TimeoutError(), asyncio.IncompleteReadError(b"", 4), EOFError()):
+        assert not_of_it(theirs) is None
 
 
 def test_a_file_that_does_not_answer_is_locked(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from postroom.signals import redact
 if TYPE_CHECKING:
     from postroom.databases.urls import Target
 
-__all__ = ["explain", "is_conflict", "waited_too_long"]
+__all__ = ["explain", "is_conflict", "not_of_it", "waited_too_long"]
 
 _REFUSED = "Nothing listens at {safe}; check the address and that the server is running."
 _NO_NAME = "The host name of {safe} cannot be found; check its spelling and the network."
@@ -55,6 +56,13 @@ _STATEMENTS = (
 )
 _NO_OPTION = "The pooler at {safe} refuses an option of the URL ({text}); leave it out."
 _NO_SERVER = "The pooler at {safe} has no server to offer: {text}."
+
+# Whose errors may be a database's. Of Python's own all may: a driver on a connection or a loop that
+# was closed under it raises RuntimeError, AttributeError and the like.
+_LIBRARIES = sys.stdlib_module_names | {
+    "MySQLdb", "aiomysql", "aiosqlite", "asyncmy", "asyncpg", "greenlet", "postroom", "psycopg",
+    "psycopg2", "psycopg_binary", "psycopg_c", "pymysql", "sqlalchemy", "uvloop",
+}  # fmt: skip
 
 _Verdict = tuple[type[PostroomError], str]
 _CONFLICTS = {"40001", "40P01", "55P03"}
@@ -142,6 +150,18 @@ def explain(error: BaseException, target: Target) -> PostroomError:
     if any(isinstance(link, OSError) or _is_connection_error(link) for link in chain):
         return Unreachable(f"{target.safe} cannot be used: {_text(chain[-1], target)}.")
     return PostroomError(f"{target.safe} answered: {_text(chain[-1], target)}.")
+
+
+def not_of_it(error: BaseException) -> BaseException | None:
+    """What broke into a statement and is no error of a database's: a time limit, such as Celery's,
+    that a signal raises wherever it comes. It belongs to whoever set it."""
+    wrapped = getattr(
+        error, "orig", None
+    )  # SQLAlchemy wraps others too, before a statement is sent
+    inner = wrapped if isinstance(wrapped, BaseException) else error
+    if isinstance(inner, OSError) or _library(inner) in _LIBRARIES:
+        return None
+    return inner
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from postroom.databases.opening import creator
 from postroom.databases.sqlalchemy import SQLAlchemyLink
-from postroom.databases.trouble import explain, is_conflict
+from postroom.databases.trouble import explain, is_conflict, not_of_it
 from postroom.databases.urls import Target, resolve, resolve_for_threads
 from postroom.errors import PostroomError, SchemaError
 from postroom.flow import Flow, run
@@ -74,6 +74,7 @@ class Engines:
             except PostroomError:
                 raise
             except Exception as error:
+                _let_pass(error)
                 if self._is_final(error, attempt, until):
                     raise explain(error, self.target) from error
                 await asyncio.sleep(0.01 * attempt)
@@ -90,6 +91,7 @@ class Engines:
             except PostroomError:
                 raise
             except Exception as error:
+                _let_pass(error)
                 if self._is_final(error, attempt, until):
                     raise explain(error, self.target) from error
                 time.sleep(0.01 * attempt)
@@ -257,7 +259,18 @@ class Engines:
 
 
 def _run(connection: Connection, flow: Flow[T]) -> T:
-    return run(flow, SQLAlchemyLink(connection))
+    try:
+        return run(flow, SQLAlchemyLink(connection))
+    except Exception as error:
+        if not_of_it(error) is not None:
+            connection.invalidate()  # in the middle of a statement: no use to others
+        raise
+
+
+def _let_pass(error: Exception) -> None:
+    """A time limit that broke in is not ours to explain, and nothing to try again."""
+    if (other := not_of_it(error)) is not None:
+        raise other
 
 
 def _on_connect_sqlite(patience_ms: int, connection: Any, _: Any) -> None:
