@@ -155,9 +155,8 @@ def explain(error: BaseException, target: Target) -> PostroomError:
 def not_of_it(error: BaseException) -> BaseException | None:
     """What broke into a statement and is no error of a database's: a time limit, such as Celery's,
     that a signal raises wherever it comes. It belongs to whoever set it."""
-    wrapped = getattr(
-        error, "orig", None
-    )  # SQLAlchemy wraps others too, before a statement is sent
+    # SQLAlchemy wraps others too, before a statement is sent.
+    wrapped = getattr(error, "orig", None)
     inner = wrapped if isinstance(wrapped, BaseException) else error
     if isinstance(inner, OSError) or _library(inner) in _LIBRARIES:
         return None
