@@ -315,12 +315,15 @@ def _without_userinfo(scheme: str, rest: str) -> str:
 
 
 def _traceback(record: logging.LogRecord) -> str:
-    """Of a signal's cause only where it came from: what its own text holds nobody knows."""
+    """Of a signal's cause only where it came from: what its own text holds nobody knows, and a line
+    of source may hold the same."""
     assert record.exc_info
     if not is_signal(record):
         return logging.Formatter().formatException(record.exc_info)
-    frames = traceback.format_tb(record.exc_info[2])
-    return "".join(("Traceback (most recent call last):\n", *frames)).rstrip()
+    frames = traceback.walk_tb(record.exc_info[2])
+    places = (f'  File "{each.f_code.co_filename}", line {line}, in {each.f_code.co_name}'
+              for each, line in frames)  # fmt: skip
+    return "\n".join(("Traceback (most recent call last):", *places))
 
 
 class _Redacting(logging.Filter):

@@ -354,7 +354,7 @@ def test_a_verify_that_fails_leaves_the_doubt(
         pay("k")
     assert runs == 1
     assert "key.unverified operation=pay idempotency_key=k error=ConfigurationError" in caplog.text
-    assert "in verify\n    raise ConfigurationError(" in caplog.text
+    assert ", in verify\n" in caplog.text
     keys.close()
 
 

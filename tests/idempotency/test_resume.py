@@ -470,7 +470,7 @@ async def test_a_run_that_fails_is_told_of_with_the_place_of_its_error(
     assert told == [same] * 6
     failed = [each for each in caplog.records if each.getMessage().startswith("key.failed ")]
     assert {each.levelname for each in failed} == {"WARNING"}
-    assert all("in break_at\n    raise RuntimeError(" in str(each.exc_text) for each in failed)
+    assert all(str(each.exc_text).endswith(", in break_at") for each in failed)
     assert "broken after created" not in caplog.text, "nobody knows what its text holds"
 
 
