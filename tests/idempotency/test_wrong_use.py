@@ -281,6 +281,8 @@ def test_a_session_is_made_of_an_engine_alone(stage: Stage) -> None:
         for door in (keyed_session, keyed_connection):
             with pytest.raises(ConfigurationError, match="give the Engine or AsyncEngine itself"):
                 door(each)
+        with pytest.raises(ConfigurationError, match="give the Engine or AsyncEngine itself"):
+            Turn(None, Policy(mode="same_transaction")).session(each)
     with flask.Flask(__name__).test_request_context("/o"):
         for each in (*wrong, async_engine):
             with pytest.raises(ConfigurationError, match="give the Engine itself"):

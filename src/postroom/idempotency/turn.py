@@ -19,6 +19,7 @@ from postroom.derivation import Part
 from postroom.errors import ConfigurationError, PublishError, WrongCall
 from postroom.idempotency import problems
 from postroom.idempotency.exchange import Asked
+from postroom.idempotency.given import checked_engine
 from postroom.idempotency.policy import Policy
 from postroom.idempotency.rules import Answer, Mine, Verdict, is_nobody, owned, scope_name
 from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
@@ -185,11 +186,12 @@ class Turn:
 
     def _one_engine(self, engine: Any) -> None:
         """A transaction is in one database."""
-        if self._engine is not None and self._engine is not engine:
+        if self._engine is None:
+            self._engine = checked_engine(engine, or_async=True)
+        elif self._engine is not engine:
             raise ConfigurationError(
                 "this request has its session of another engine: one transaction holds everything"
             )
-        self._engine = engine
 
     @contextmanager
     def _claiming(self) -> Iterator[None]:
