@@ -232,6 +232,31 @@ def test_a_lease_that_is_kept_no_longer_wakes_nobody(stages: Stages) -> None:
     keys.close()
 
 
+def test_a_short_lease_is_kept_by_whoever_sleeps(stages: Stages) -> None:
+    keys, others = (Keys(stages["sqlite"].url, scope=SHARED) for _ in range(2))
+    short = Policy(lease_seconds=0.6)
+
+    @idempotent("slow", key="k", keys=keys, policy=short)
+    def slow(k: str, seconds: float) -> int:
+        time.sleep(seconds)
+        return 1
+
+    @idempotent("slow", key="k", keys=others, policy=short)
+    def again(k: str, seconds: float) -> int:
+        raise AssertionError("it is under way")
+
+    slow("1", 0)
+    time.sleep(0.3)  # there is a thread, which sleeps for a second now
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(slow, "2", 1.5)
+        time.sleep(0.65)
+        with pytest.raises(KeyInProgress):
+            again("2", 1.5)
+        assert first.result() == 1
+    keys.close()
+    others.close()
+
+
 def test_wishes_that_cannot_be(stages: Stages) -> None:
     keys = Keys(stages["sqlite"].url, scope=SHARED)
     with pytest.raises(ConfigurationError, match="tx= "):

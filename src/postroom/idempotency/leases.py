@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Beats", "kept_in_loop"]
 
+REST_SECONDS = 1.0
+
 
 @contextmanager
 def kept_in_loop(asked: Asked, claim: Claim, engines: Engines) -> Iterator[None]:
@@ -82,6 +84,8 @@ class Beats:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True, name="postroom-keys")
                 self._thread.start()
+            elif policy.lease_seconds / 3 < REST_SECONDS:  # it would sleep too long
+                self._turn.notify()
         try:
             yield
         finally:
@@ -94,14 +98,14 @@ class Beats:
                 now = time.monotonic()
                 # What is past its end is beaten for no more, so it is never due.
                 dues = (due for _, due, end in self._live.values() if now < end)
-                nearest = min(dues, default=now + 1)
+                nearest = min(dues, default=now + REST_SECONDS)
                 if not self._live:
-                    # Gone after a second without work, so that a test leaves no thread behind.
-                    if not self._turn.wait(1) and not self._live:
+                    # Gone soon after its work, so that a test leaves no thread behind.
+                    if not self._turn.wait(REST_SECONDS) and not self._live:
                         self._thread = None
                         return
                     continue
-                self._turn.wait(max(0.01, min(nearest - now, 1)))
+                self._turn.wait(max(0.01, min(nearest - now, REST_SECONDS)))
                 now = time.monotonic()
                 due = [(c, a) for c, (a, at, end) in self._live.items() if at <= now < end]
             for claim, asked in due:
