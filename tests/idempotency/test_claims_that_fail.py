@@ -14,15 +14,14 @@ import pytest
 from anyio import to_thread
 from fastapi import Depends, FastAPI, HTTPException
 from serving import CLIENT, SYNC_DRIVERS, serve_asgi, with_driver
+from somebody import somebody_at
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from helpers import eventually, eventually_async
-from postroom.databases.sqlalchemy import SQLAlchemyLink
 from postroom.errors import KeyInProgress
-from postroom.flow import run
-from postroom.idempotency import SHARED, Finisher, Keys, Name, Policy, idempotent, resumable, store
+from postroom.idempotency import SHARED, Finisher, Keys, Name, Policy, idempotent, resumable
 from postroom.idempotency.exchange import Asked
 from postroom.idempotency.fastapi import keyed_session, protect
 from postroom.idempotency.turn import Answered, Turn
@@ -164,17 +163,6 @@ def test_those_who_wait_leave_a_thread_to_whom_they_wait_for(
     assert Counter(answer.status_code for answer in answers) == {status: 30}
     assert len({answer.content for answer in answers}) == 1
     assert stage.things() == (["a"] if status == 200 else [])
-
-
-@contextmanager
-def somebody_at(stage: Stage, name: Name) -> Iterator[Callable[[], None]]:
-    """Another transaction that has this key: whoever claims it waits until it is let go."""
-    engine = create_engine(with_driver(stage.url, SYNC_DRIVERS))
-    with engine.connect() as connection:
-        claim = store.claim(name, "f" * 64, "same_transaction", keep_seconds=60)
-        run(claim, SQLAlchemyLink(connection))
-        yield connection.rollback
-    engine.dispose()
 
 
 @pytest.mark.parametrize("how", ["idempotent", "resumable"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from serving import SYNC_DRIVERS, with_driver
+from somebody import somebody_at
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -34,6 +35,7 @@ from postroom.idempotency import (
     Answer,
     Finisher,
     Keys,
+    Name,
     NotDone,
     Policy,
     idempotent,
@@ -540,3 +542,34 @@ async def test_what_has_ended_is_written_down_though_its_caller_is_cancelled(
     assert await asyncio.gather(pay("k"), return_exceptions=True) == [17]
     assert runs == {"k": 1 if ends == "returns" else 2}
     await keys.close_async()
+
+
+@each_door
+async def test_who_has_waited_long_enough_is_told_so(door: Door, stages: Stages) -> None:
+    stage, ran = stages[door.database], list[str]()
+
+    @idempotent("place", key="key", tx="tx", policy=Policy(wait_seconds=0.2))
+    async def place_async(tx: Any, key: str) -> str:
+        ran.append(key)
+        return key
+
+    @idempotent("place", key="key", tx="tx", policy=Policy(wait_seconds=0.2))
+    def place(tx: Any, key: str) -> str:
+        ran.append(key)
+        return key
+
+    async def call(key: str) -> Any:
+        if opened.is_async:
+            return await place_async(opened.tx, key)
+        return await opened.call(place, opened.tx, key)
+
+    async with door.open(stage.url) as opened:
+        if door.database == "sqlite":  # which has one lock for all, and its own patience
+            await opened.execute("PRAGMA busy_timeout = 200")
+        with somebody_at(stage, Name("shared", "place", "k")), pytest.raises(KeyInProgress) as told:
+            await call("k")
+        assert told.value.__cause__ is not None, "what the database said"
+        await opened.rollback()
+        assert await call("k") == "k"
+        await opened.commit()
+    assert ran == ["k"]

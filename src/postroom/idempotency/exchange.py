@@ -179,17 +179,17 @@ def _unverified(name: Name, why: str, cause: Exception | None = None) -> None:
 
 def opening(asked: Asked) -> Steps[Verdict]:
     """Claim the key; wait for whoever is at it as long as the policy says; end a doubt."""
-    policy, waited, pause = asked.policy, 0.0, PAUSE_SECONDS
+    policy, pause = asked.policy, PAUSE_SECONDS
+    until = time.monotonic() + (policy.wait_seconds or 0)
     verified = False
     owner = store.new_owner()
     while True:
         failpoints.hit("key.claim.before")
         verdict: Verdict = yield from _claimed(asked, owner)
         failpoints.hit("key.claim.after")
-        if isinstance(verdict, Running) and waited < (policy.wait_seconds or 0):
-            pause = min(pause, (policy.wait_seconds or 0) - waited, LONGEST_PAUSE_SECONDS)
-            yield Pause(pause)
-            waited, pause = waited + pause, pause * 2
+        if isinstance(verdict, Running) and (left := until - time.monotonic()) > 0:
+            yield Pause(min(pause, left))
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             continue
         if isinstance(verdict, Doubtful):
             if verdict.lost:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from postroom.calling import is_async, must_have_run
 from postroom.databases.caller import carry_out, carry_out_async
+from postroom.databases.trouble import waited_too_long
 from postroom.errors import (
     BadKey,
     ConfigurationError,
@@ -211,7 +212,9 @@ class _Call:
         owner = store.new_owner()
         try:
             mine = say(self._claim(asked, owner))
-        except BaseException:
+        except BaseException as error:
+            if waited_too_long(error):
+                raise _in_progress(asked.name) from error
             with suppress(Exception):
                 say(_give_back(asked.name, owner))
             raise
@@ -241,7 +244,9 @@ class _Call:
         owner = store.new_owner()
         try:
             mine = await say(self._claim(asked, owner))
-        except BaseException:
+        except BaseException as error:
+            if waited_too_long(error):
+                raise _in_progress(asked.name) from error
             with suppress(Exception):
                 await say(_give_back(asked.name, owner))
             raise
@@ -397,13 +402,18 @@ def result_of(verdict: Verdict, asked: Asked) -> Any:
         ) from None
 
 
+def _in_progress(name: Name) -> KeyInProgress:
+    what = f"{name.operation} with key {name.key!r}"
+    return KeyInProgress(f"{what} is being carried out: try again in a while")
+
+
 def refuse(verdict: Verdict, name: Name) -> NoReturn:
     """Raise what says why nothing was carried out."""
     what = f"{name.operation} with key {name.key!r}"
     if isinstance(verdict, Other):
         raise KeyReused(f"{what} was called before with other arguments: use a new key")
     if isinstance(verdict, Running):
-        raise KeyInProgress(f"{what} is being carried out: try again in a while")
+        raise _in_progress(name)
     raise KeyInDoubt(
         f"whether {what} was carried out is not known: decide it with `postroom keys resolve`"
     )
