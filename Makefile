@@ -13,7 +13,7 @@ WITHOUT_SERVERS := not postgres and not mysql and not mariadb and not nats and n
 	and not redis and not rabbitmq and not amqp
 
 # Most tests wait most of the time. Files stay together and in order: the long ones are not last.
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check guarantees bench lint
