@@ -25,6 +25,7 @@ from postroom.idempotency.rules import Answer, Mine, Verdict, is_nobody, owned, 
 from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
 from postroom.idempotency.threads import answering, claiming
 from postroom.idempotency.transaction import KeyedTransaction, guard
+from postroom.worker.waiting import finish
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -105,6 +106,7 @@ class Turn:
     async def _claim_async(self, engine: AsyncEngine) -> None:
         self._take_in_hand()
         try:
+            self._refuse_told()
             await self._give_back_async()  # of one that was cancelled, or has failed
             with self._claiming():
                 guard(engine.sync_engine)
@@ -145,6 +147,7 @@ class Turn:
     def _claim(self, engine: Engine) -> None:
         self._take_in_hand()
         try:
+            self._refuse_told()
             self._give_back()
             with self._claiming():
                 guard(engine)
@@ -166,6 +169,10 @@ class Turn:
         with self._state:
             self._in_hand = False
             return self.over
+
+    def _refuse_told(self) -> None:
+        if self.instead is not None:  # whoever came first was told so
+            raise Answered(self.instead)
 
     def _refuse_late(self, late: bool) -> None:
         if late:
@@ -196,8 +203,6 @@ class Turn:
     @contextmanager
     def _claiming(self) -> Iterator[None]:
         """What cannot be claimed is not carried out; without a key the error is the route's."""
-        if self.instead is not None:  # whoever came first was told so
-            raise Answered(self.instead)
         policy = self.policy or (self.asked and self.asked.policy)
         mode = policy.mode if policy else "external"
         if mode != "same_transaction":  # nobody would commit it, or its key is claimed
@@ -312,8 +317,10 @@ class Turn:
             await answering(self._give_back)
             return
         with suppress(Exception):
-            await self._connection.run_sync(  # type: ignore[union-attr]
-                lambda _: self._give_back()
+            # Whole, though whoever does it is cancelled: half of it would leave the connection to
+            # the garbage collector.
+            await finish(
+                self._connection.run_sync(lambda _: self._give_back())  # type: ignore[union-attr]
             )
 
     def _give_back(self) -> None:
