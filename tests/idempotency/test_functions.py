@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from doors import DOORS, Door, Open
 from helpers import eventually_async
+from postroom import failpoints
 from postroom.errors import (
     ConfigurationError,
     KeyInDoubt,
@@ -573,3 +574,44 @@ async def test_who_has_waited_long_enough_is_told_so(door: Door, stages: Stages)
         assert await call("k") == "k"
         await opened.commit()
     assert ran == ["k"]
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_a_slow_database_makes_nobody_wait_longer(stages: Stages, how: str) -> None:
+    """`wait_seconds` is what a caller waits, and not what it sleeps."""
+    stage, begun, gate = stages["sqlite"], threading.Event(), threading.Event()
+    keys = Keys(stage.url, scope=SHARED)
+    decorate = idempotent("pay", key="order", keys=keys, policy=Policy(wait_seconds=1))
+
+    def pay(order: str) -> None:
+        begun.set()
+        assert gate.wait(60)
+
+    async def pay_async(order: str) -> None:
+        await asyncio.to_thread(pay, order)
+
+    async def call() -> None:
+        if how == "async":
+            await decorate(pay_async)("k")
+        else:
+            await asyncio.to_thread(decorate(pay), "k")
+
+    first = asyncio.ensure_future(call())
+    await eventually_async(begun.is_set)
+    claims = 0
+
+    def slow() -> None:
+        nonlocal claims
+        claims += 1
+        time.sleep(0.4)
+
+    failpoints.arm("sql.claim.before", slow)
+    try:
+        with pytest.raises(KeyInProgress):
+            await call()
+    finally:
+        failpoints.clear()
+        gate.set()
+    assert claims <= 4, "three of them take longer than a second"
+    await first
+    await keys.close_async()
