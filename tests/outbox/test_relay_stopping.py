@@ -3,8 +3,8 @@ One whose grace is over keeps the lanes it names until their lease ends, and no 
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
 
 from relaying import Post, note, several_writers
 
@@ -76,25 +76,28 @@ class Slow:
     async def send(self, batch: Sequence[Message], *, epoch: int = 0) -> list[Outcome]:
         self.begun += len(batch)
         self.under_way += len(batch)
-        await asyncio.sleep(0.1)
-        self.under_way -= len(batch)
+        try:
+            await asyncio.sleep(0.1)
+        finally:
+            self.under_way -= len(batch)
         return [DELIVERED] * len(batch)
 
     async def ping(self) -> None: ...
     async def close(self) -> None: ...
 
 
-@contextmanager
-def locked(post: Post, table: str) -> Iterator[None]:
+@asynccontextmanager
+async def locked(post: Post, table: str) -> AsyncIterator[None]:
     """Nobody else gets at the table, as during ALTER TABLE. SQLite has one lock for all writers,
-    so nothing waits for it alone there, and no driver breaks that wait off."""
+    so nothing waits for it alone there, and no driver breaks that wait off. The relay may have a
+    transaction open on it, and must be able to end that meanwhile."""
     statement = {
         "postgresql": f"LOCK TABLE postroom.{table} IN ACCESS EXCLUSIVE MODE",
         "mariadb": f"LOCK TABLES postroom_{table} WRITE",
     }[post.dialect]
     with closing(post.connect()) as holder:
         cursor = holder.cursor()
-        cursor.execute(statement)
+        await asyncio.to_thread(cursor.execute, statement)
         yield
         holder.rollback()
         cursor.close()
@@ -120,7 +123,7 @@ def loaded(post: Post, broker: Slow, grace_seconds: float) -> Relay:
 async def test_it_hands_over_at_once_though_its_housekeeping_waits_for_a_lock(post: Post) -> None:
     broker = Slow()
     relay = loaded(post, broker, LEASE / 3)
-    with locked(post, "inbox"):  # which a prune deletes from
+    async with locked(post, "inbox"):  # which a prune deletes from
         working = asyncio.create_task(relay.run())
         await eventually_async(lambda: (o := relay._office) and waits(o.house) and broker.begun)
         relay.stop()
@@ -143,7 +146,7 @@ async def test_it_ends_though_the_database_keeps_every_statement_waiting(post: P
     working = asyncio.create_task(relay.run())
     await eventually_async(lambda: len(owned(post)) == LANES and broker.begun)
     lanes = owned(post)
-    with locked(post, "lane"):
+    async with locked(post, "lane"):
         assert relay._office is not None
         control = relay._office._control
         await eventually_async(lambda: waits(control) and not broker.under_way)
