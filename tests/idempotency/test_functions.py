@@ -237,7 +237,7 @@ def test_a_lease_that_is_kept_no_longer_wakes_nobody(stages: Stages) -> None:
 
 def test_a_short_lease_is_kept_by_whoever_sleeps(stages: Stages) -> None:
     keys, others = (Keys(stages["sqlite"].url, scope=SHARED) for _ in range(2))
-    short = Policy(lease_seconds=0.6)
+    short = Policy(lease_seconds=0.9)
 
     @idempotent("slow", key="k", keys=keys, policy=short)
     def slow(k: str, seconds: float) -> int:
@@ -249,10 +249,10 @@ def test_a_short_lease_is_kept_by_whoever_sleeps(stages: Stages) -> None:
         raise AssertionError("it is under way")
 
     slow("1", 0)
-    time.sleep(0.3)  # there is a thread, which sleeps for a second now
+    time.sleep(0.35)  # there is a thread, which sleeps for a second now
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(slow, "2", 1.5)
-        time.sleep(0.65)
+        time.sleep(0.85)
         with pytest.raises(KeyInProgress):
             again("2", 1.5)
         assert first.result() == 1
