@@ -21,7 +21,15 @@ from postroom.idempotency import problems
 from postroom.idempotency.exchange import Asked
 from postroom.idempotency.given import checked_engine
 from postroom.idempotency.policy import Policy
-from postroom.idempotency.rules import Answer, Mine, Verdict, is_nobody, owned, scope_name
+from postroom.idempotency.rules import (
+    Answer,
+    Mine,
+    Verdict,
+    is_nobody,
+    owned,
+    scope_name,
+    sent_elsewhere,
+)
 from postroom.idempotency.telling import refused, tell_replay, tell_unprotected
 from postroom.idempotency.threads import answering, claiming
 from postroom.idempotency.transaction import KeyedTransaction, guard
@@ -339,7 +347,9 @@ class Turn:
 
     def _tell_unused(self, answer: Answer) -> None:
         """The route went its own way, so nothing of it is remembered."""
-        if self.asked is not None and not self.used and answer.status < 400:
+        if self.asked is None or self.used or sent_elsewhere(answer, self.asked.path):
+            return  # a router's redirect carries nothing out
+        if answer.status < 400:
             tell_unprotected(self.asked, "the route did not take its session from its turn")
 
 
