@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, inspect, make_url, text
 from doors import mysql_options
 from postroom import Outbox
 from postroom.databases import migrate
-from postroom.databases.schema import migrations, newest
+from postroom.databases.schema import migrations, newest, remedy
 from postroom.databases.sql import split
 from postroom.errors import ConfigurationError, Refused, SchemaError
 
@@ -384,3 +384,25 @@ def test_a_script_that_could_lose_messages_must_be_meant(project: Project) -> No
     project.write("one", None, "postroom.alembic.upgrade(op, to=1)", down)
     with pytest.raises(Refused, match=r"cannot look .*force=True"):
         project.scripted(command.downgrade, "one:base")
+
+
+def test_the_recipe_of_the_page_makes_the_newest_version() -> None:
+    """And names the next one for the revision that comes after it."""
+    page = (Path(__file__).parents[2] / "docs" / "connections.md").read_text(encoding="utf-8")
+    chapter = page.partition("## Alembic")[2].partition("\n## ")[0]
+    now = newest("postgresql")
+    assert f'"""Postroom\'s tables, version {now}."""' in chapter
+    ups = [int(number) for number in re.findall(r"upgrade\(op, to=(\d+)", chapter)]
+    assert sorted(set(ups)) == [now, now + 1]
+
+
+def test_what_to_do_about_an_old_schema() -> None:
+    assert remedy(3, 6) == (
+        "run `postroom db upgrade`, or a revision with `postroom.alembic.upgrade(op, to=6)`"
+    )
+    assert remedy(7, 6) == "upgrade postroom"
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
+def test_dialects_are_at_the_same_version(dialect: str) -> None:
+    assert newest(dialect) == newest("postgresql")

@@ -414,6 +414,7 @@ ALLOWED = {
         "SELECT lane FROM {p}lane LOCK IN SHARE MODE",
         "UPDATE {p}held SET attempts = 2",
         "UPDATE {p}ledger SET state = 'succeeded' WHERE attempts = 7",
+        "INSERT INTO {p}audit (who, what, subject) VALUES ('me', 'x', 'y')",
         "SELECT postroom.make_archive_days(7)",
     ],
     "consumer": [
@@ -504,6 +505,7 @@ ROOMS = {
     "postroom.outbox.writing": "publisher",
     "postroom.outbox": "relay",
     "postroom.dead_letters": "operator",
+    "postroom.audit": "operator",
     "postroom.ops": "operator",
 }
 

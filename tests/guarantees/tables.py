@@ -87,7 +87,16 @@ class Tables:
 
     def clear(self) -> None:
         """Empty everything and free every lane."""
-        others = ("dedup", "lane_batch", "worker", "inbox", "inbox_held", "seat", "idempotency_key")
+        others = (
+            "dedup",
+            "lane_batch",
+            "worker",
+            "inbox",
+            "inbox_held",
+            "seat",
+            "consumer",
+            "idempotency_key",
+        )
         for table in (*CONTENT, *others, "ledger"):
             self.query(f"DELETE FROM {{p}}{table}")
         for table in _OURS:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from postroom.databases import scripts
 from postroom.databases.opening import creator
-from postroom.databases.schema import found, lacking, made_by, migrations, newest
+from postroom.databases.schema import found, lacking, made_by, migrations, newest, remedy
 from postroom.databases.sql import DIALECTS, query_text
 from postroom.databases.trouble import explain
 from postroom.databases.urls import Target, resolve
@@ -36,6 +36,7 @@ __all__ = [
     "downgrade",
     "grants",
     "install",
+    "out_of_order",
     "sql",
     "upgrade",
     "version",
@@ -121,6 +122,14 @@ async def version(url: str) -> int:
         return await _version(connection, target) if connection else 0
 
 
+def out_of_order(table: str, cache: int) -> str:
+    """Say that positions of a table are handed out in advance, and how to mend it."""
+    return (
+        f"The sequence of {table} hands out {cache} positions at a time, so later messages of a "
+        f"key may get lower ones; ALTER TABLE {table} ALTER COLUMN position SET CACHE 1."
+    )
+
+
 async def check(url: str) -> list[str]:
     """What is wrong with the schema and how to mend it, a sentence each; empty when all is well."""
     target = resolve(url)
@@ -138,7 +147,7 @@ async def check(url: str) -> list[str]:
         if present < goal:
             problems.append(
                 f"The schema is at version {present} and this Postroom is written for {goal}; "
-                "run `postroom db upgrade`."
+                f"{remedy(present, goal)}."
             )
         if present > goal:
             problems.append(
@@ -148,11 +157,13 @@ async def check(url: str) -> list[str]:
         if target.dialect == "postgresql":
             functions = await _rows(connection, target, "functions")
             there.functions = {f"postroom.{name}" for (name,) in functions}
+            caches = await _rows(connection, target, "caches")
+            problems += [out_of_order(str(table), int(size)) for table, size in caches]
         missing = lacking(shape, there)
         if not missing and await _rows(connection, target, "lane_count") != [(LANES,)]:
             missing.append("rows of the lane table are missing")
-        remedy = "restore it, or run the statement for it from `postroom db sql`"
-        return problems + [f"{what[0].upper()}{what[1:]}; {remedy}." for what in missing]
+        mend = "restore it, or run the statement for it from `postroom db sql`"
+        return problems + [f"{what[0].upper()}{what[1:]}; {mend}." for what in missing]
 
 
 def sql(dialect: str, from_version: int = 0) -> str:

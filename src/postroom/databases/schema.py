@@ -14,20 +14,34 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from postroom import framework
 from postroom.databases.sql import split
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-__all__ = ["Migration", "Shape", "Table", "found", "lacking", "made_by", "migrations", "newest"]
+__all__ = [
+    "Migration",
+    "Shape",
+    "Table",
+    "found",
+    "lacking",
+    "made_by",
+    "migrations",
+    "newest",
+    "remedy",
+]
 
 _FILE = re.compile(r"(?P<version>\d{4})_(?P<name>\w+)\.up\.sql")
 _MAYBE = r"(?:IF NOT EXISTS )?"
 _TABLE = re.compile(
     rf"CREATE TABLE {_MAYBE}(?P<name>[\w.]+)(?: \((?P<body>.*?)\n\)| PARTITION)", re.S
 )
-_INDEX = re.compile(rf"CREATE (?:UNIQUE )?INDEX {_MAYBE}(?P<name>\w+) ON (?P<table>[\w.]+)")
+_INDEX = re.compile(
+    rf"CREATE (?:UNIQUE )?INDEX {_MAYBE}(?P<name>\w+) ON (?:ONLY )?(?P<table>[\w.]+)"
+)
 _COLUMN = re.compile(rf"ALTER TABLE (?P<table>[\w.]+) ADD COLUMN {_MAYBE}`?(?P<name>\w+)")
+_KEYLESS = re.compile(r"ALTER TABLE (?P<table>[\w.]+) DROP CONSTRAINT \w+_pkey")
 _FUNCTION = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION (?P<name>[\w.]+)\(")
 _NOT_A_COLUMN = {"PRIMARY", "UNIQUE", "KEY", "CONSTRAINT", "CHECK"}
 
@@ -78,6 +92,16 @@ def newest(dialect: str) -> int:
     return migrations(dialect)[-1].version
 
 
+def remedy(found: int, wanted: int) -> str:
+    """What to do about tables of another version than the code needs, as it is done here."""
+    if found > wanted:
+        return "upgrade postroom"
+    if (host := framework.present()) is not None:
+        return f"run `{host.migrate}`"
+    revision = f"postroom.alembic.upgrade(op, to={wanted})"
+    return f"run `postroom db upgrade`, or a revision with `{revision}`"
+
+
 def made_by(dialect: str, version: int) -> Shape:
     """What the migrations up to a version make."""
     shape = Shape()
@@ -95,6 +119,8 @@ def _read(statement: str, shape: Shape) -> None:
         shape.tables[match["table"]].indexes.add(match["name"])
     elif match := _COLUMN.match(statement):
         shape.tables[match["table"]].columns.add(match["name"])
+    elif match := _KEYLESS.match(statement):
+        shape.tables[match["table"]].has_primary_key = False
     elif match := _FUNCTION.match(statement):
         shape.functions.add(match["name"])
 

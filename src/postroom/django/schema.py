@@ -20,6 +20,7 @@ from django.db.migrations.operations.base import Operation
 from postroom.databases.django import DjangoLink, dialect_of
 from postroom.databases.schema import Migration, made_by, migrations
 from postroom.databases.sql import DIALECTS, has_query, query_text, split
+from postroom.django.settings import under_test
 from postroom.errors import Refused
 from postroom.flow import Statement
 
@@ -96,11 +97,8 @@ def empty_after_flush(*, using: str, **details: Any) -> None:
     """
     if "plan" in details:
         return
-    from django.test import utils
-
     connection = connections[using]
-    testing = hasattr(getattr(utils, "_TestState", None), "saved_data")
-    if testing and connection.vendor in DIALECTS and (version := _version(connection)):
+    if under_test() and connection.vendor in DIALECTS and (version := _version(connection)):
         DjangoLink(connection).execute(Statement("postroom.django", "empty"))
         if version > 1:
             DjangoLink(connection).execute(Statement("postroom.django", "empty_people"))

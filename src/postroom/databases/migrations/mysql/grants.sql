@@ -37,6 +37,7 @@ GRANT {publisher} TO {consumer};
 GRANT UPDATE ON postroom_inbox TO {consumer};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_inbox_held TO {consumer};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_seat TO {consumer};
+GRANT SELECT, INSERT, UPDATE ON postroom_consumer TO {consumer};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_worker TO {consumer};
 GRANT SELECT, INSERT, UPDATE ON postroom_dead_letter TO {consumer};
 
@@ -55,10 +56,11 @@ GRANT SELECT ON postroom_inbox_held TO {relay};
 GRANT SELECT, DELETE ON postroom_job TO {relay};
 GRANT SELECT, DELETE ON postroom_job_item TO {relay};
 GRANT SELECT, DELETE ON postroom_key_lock TO {relay};
-GRANT SELECT (scope, operation, `key`, status, mode, epoch, locked_until, recovery_point, expires_at),
+GRANT SELECT (scope, operation, `key`, status, mode, epoch, locked_until, lease_us, recovery_point,
+              expires_at),
     UPDATE (status, locked_until, error), DELETE
     ON postroom_idempotency_key TO {relay};
-GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom_lane TO {relay};
+GRANT SELECT, UPDATE (owner, epoch, lease_until, lease_us) ON postroom_lane TO {relay};
 GRANT INSERT, UPDATE ON postroom_meta TO {relay};
 GRANT SELECT, UPDATE ON postroom_ledger TO {relay};
 
@@ -69,9 +71,15 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_held TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_inbox_held TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_dead_letter TO {operator};
 GRANT SELECT ON postroom_seat TO {operator};
+GRANT SELECT, DELETE ON postroom_consumer TO {operator};
 GRANT SELECT, UPDATE ON postroom_lane TO {operator};
 GRANT SELECT, UPDATE ON postroom_ledger TO {operator};
 GRANT SELECT, INSERT ON postroom_audit TO {operator};
+GRANT INSERT ON postroom_audit TO {relay};
+GRANT INSERT ON postroom_audit TO {consumer};
+GRANT SELECT, INSERT, UPDATE ON postroom_redrive_pace TO {relay};
+GRANT SELECT, INSERT, UPDATE ON postroom_redrive_pace TO {consumer};
+GRANT SELECT, INSERT, UPDATE ON postroom_redrive_pace TO {operator};
 GRANT SELECT, UPDATE (redrives), DELETE ON postroom_archive TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_job TO {operator};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom_job_item TO {operator};

@@ -43,6 +43,7 @@ GRANT {publisher} TO {consumer};
 GRANT UPDATE ON postroom.inbox TO {consumer};
 GRANT SELECT, INSERT, UPDATE, DELETE ON postroom.inbox_held, postroom.seat, postroom.worker
     TO {consumer};
+GRANT SELECT, INSERT, UPDATE ON postroom.consumer TO {consumer};
 GRANT SELECT, INSERT, UPDATE ON postroom.dead_letter TO {consumer};
 
 -- The relay moves messages between the tables, and owns lanes but cannot pause them.
@@ -52,12 +53,13 @@ GRANT SELECT, INSERT, UPDATE, DELETE
 GRANT SELECT, DELETE ON postroom.dedup, postroom.inbox, postroom.job, postroom.job_item TO {relay};
 -- What a consumer still holds is not forgotten.
 GRANT SELECT ON postroom.inbox_held TO {relay};
-GRANT SELECT (scope, operation, key, status, mode, epoch, locked_until, recovery_point, expires_at),
+GRANT SELECT (scope, operation, key, status, mode, epoch, locked_until, lease_us, recovery_point,
+              expires_at),
       UPDATE (status, locked_until, error), DELETE ON postroom.idempotency_key
     TO {relay};
 GRANT SELECT, INSERT ON postroom.archive TO {relay};
 GRANT SELECT, DELETE ON postroom.archive_overflow TO {relay};
-GRANT SELECT, UPDATE (owner, epoch, lease_until) ON postroom.lane TO {relay};
+GRANT SELECT, UPDATE (owner, epoch, lease_until, lease_us) ON postroom.lane TO {relay};
 GRANT INSERT, UPDATE ON postroom.meta TO {relay};
 GRANT SELECT, UPDATE ON postroom.ledger TO {relay};
 GRANT EXECUTE ON FUNCTION
@@ -70,10 +72,11 @@ GRANT INSERT, UPDATE, DELETE ON postroom.held, postroom.inbox_held, postroom.dea
     TO {operator};
 GRANT UPDATE (redrives) ON postroom.archive TO {operator};
 GRANT INSERT, UPDATE, DELETE ON postroom.job, postroom.job_item TO {operator};
-GRANT DELETE ON postroom.dedup, postroom.inbox, postroom.archive_overflow, postroom.worker
-    TO {operator};
+GRANT DELETE ON postroom.dedup, postroom.inbox, postroom.archive_overflow, postroom.worker,
+    postroom.consumer TO {operator};
 GRANT UPDATE, DELETE ON postroom.idempotency_key TO {operator};
 GRANT UPDATE ON postroom.lane, postroom.ledger TO {operator};
-GRANT INSERT ON postroom.audit TO {operator};
+GRANT INSERT ON postroom.audit TO {operator}, {relay}, {consumer};
+GRANT SELECT, INSERT, UPDATE ON postroom.redrive_pace TO {relay}, {consumer}, {operator};
 GRANT EXECUTE ON FUNCTION
     postroom.make_archive_days(integer), postroom.drop_archive_days(bigint) TO {operator};
