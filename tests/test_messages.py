@@ -112,6 +112,24 @@ def test_a_declaration_that_cannot_work() -> None:
         Outbox(routes={"order.*": "a b"})
 
 
+def test_two_classes_of_one_type_name_are_told(recwarn: pytest.WarningsRecorder) -> None:
+    def declare(name: str) -> None:
+        made = type(name, (), {"__annotations__": {"n": int}, "__module__": "shop"})
+        message("told.twice.v1")(dataclasses.dataclass(made))
+
+    declare("Told")
+    declare("Told")  # the module was imported again
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"shop\.Other, and shop\.Told has the same type name"):
+        declare("Other")
+
+
+def test_a_message_without_a_type_is_named_in_good_english() -> None:
+    for name, article in (("M", "an"), ("Order", "an"), ("Placed", "a"), ("UUID", "a")):
+        with pytest.raises(InvalidMessage, match=f"^{article} {name} has no message type"):
+            encode(Draft(payload=type(name, (), {})()))
+
+
 def test_topics_go_from_the_nearest_wish_to_the_default() -> None:
     outbox = Outbox(routes={"order.*": "routed", "*.v1": "later", "order.placed.v1": "never"})
 
@@ -183,7 +201,7 @@ def test_what_is_stored(payload: Any, stored: bytes) -> None:
         ({1, 2}, "a set is not JSON: pass a str, number, list or dict, or bytes"),
         ({(1, 2): 3}, "keys must be str"),
         (dt.datetime(2030, 1, 1), "naive datetime .* give it a time zone"),
-        (object(), "a object is not JSON"),
+        (object(), "an object is not JSON"),
     ],
 )
 def test_what_is_refused(payload: Any, said: str) -> None:
@@ -218,7 +236,7 @@ def test_good_topics(topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "topic", [" ", "a b", "a..b", ".a", "a.", "a/b", "a*", "a>", "-a", "ä", "a\n", "x" * 256, 5]
+    "topic", ["", " ", "a b", "a..b", ".a", "a.", "a/b", "a*", "a>", "-a", "ä", "a\n", "x" * 256, 5]
 )
 def test_bad_topics(topic: Any) -> None:
     with pytest.raises(InvalidMessage, match=r"bad topic .*as in 'orders\.created'"):
@@ -230,6 +248,7 @@ def test_names(wish: str) -> None:
     longest = "😀" * 255
     assert encoded(b"", **{wish: longest})
     for value, said in (
+        ("", "1 to 255 characters, not 0; leave it out for none"),
         ("x" * 256, "1 to 255 characters, not 256"),
         ("a\x00b", "holds a control character: remove it"),
         ("\ud800", "lone surrogate: it is not text"),
@@ -237,6 +256,12 @@ def test_names(wish: str) -> None:
     ):
         with pytest.raises(InvalidMessage, match=said):
             encoded(b"", **{wish: value})
+
+
+@pytest.mark.parametrize("wish", ["topic", "type", "aggregate_type"])
+def test_an_empty_name_does_not_stand_for_the_declared_one(wish: str) -> None:
+    with pytest.raises(InvalidMessage, match=wish):
+        encode(Draft(payload=Paid(order_id=uuid.uuid4(), amount=decimal.Decimal(1)), **{wish: ""}))
 
 
 @pytest.mark.parametrize(

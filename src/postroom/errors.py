@@ -11,6 +11,7 @@ PostroomError
 ├── PublishError            the message was not written; the caller's transaction is untouched
 │   ├── InvalidMessage      its content can never be sent
 │   │   └── MessageTooLarge
+│   ├── IdReused            another message has its id
 │   ├── UnknownConnection   publish was given something it cannot write on
 │   ├── WouldCommitAlone    the INSERT would commit by itself
 │   ├── WrongCall           publish and publish_async were mixed up
@@ -39,6 +40,7 @@ __all__ = [
     "CommitUnknown",
     "ConfigurationError",
     "ContentChanged",
+    "IdReused",
     "InvalidMessage",
     "KeyInDoubt",
     "KeyInProgress",
@@ -61,6 +63,12 @@ __all__ = [
     "WouldCommitAlone",
     "WrongCall",
 ]
+
+
+def with_article(noun: str) -> str:
+    """Return a name with "a" or "an" before it, for errors about classes of the caller."""
+    vowel = noun[:1].lower() in ("a", "e", "i", "o") or noun in tuple("FHLMNRSX")
+    return f"{'an' if vowel else 'a'} {noun}"
 
 
 class PostroomError(Exception):
@@ -110,6 +118,10 @@ class InvalidMessage(PublishError):
 class MessageTooLarge(InvalidMessage):
     """The message is larger than the limit; store the large part elsewhere and send a reference,
     or raise Outbox(max_bytes=...) if the broker takes it."""
+
+
+class IdReused(PublishError):
+    """Another message has this id; give each message an id of its own, or none."""
 
 
 class UnknownConnection(PublishError):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import decimal
-import enum
 import json
 import re
 import uuid
+import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,13 +21,15 @@ from urllib.parse import quote
 
 import uuid_utils
 
-from postroom.errors import ConfigurationError, InvalidMessage, MessageTooLarge
+from postroom.errors import ConfigurationError, InvalidMessage, MessageTooLarge, with_article
+from postroom.payloads import dump_json, encode_payload
 from postroom.trace_context import with_trace_context
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
     "DEFAULT_TOPIC",
     "LANES",
+    "SEQUENCE",
     "Draft",
     "Encoded",
     "Message",
@@ -49,8 +50,7 @@ __all__ = [
 LANES = 16
 DEFAULT_TOPIC = "events.default"
 DEFAULT_MAX_BYTES = 1_000_000
-JSON_CONTENT = "application/json"
-BYTES_CONTENT = "application/octet-stream"
+SEQUENCE = "ce-sequence"
 
 _TOPIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}")
@@ -127,6 +127,7 @@ class Draft:
     key: str | None = None
     aggregate_type: str | None = None
     aggregate_id: str | None = None
+    sequence: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str | None = None
     deliver_at: dt.datetime | None = None
@@ -182,10 +183,24 @@ def message(
                     f"@message({name!r}): {cls.__name__} has no field {wanted!r}; "
                     f"it has {', '.join(sorted(known)) or 'none'}"
                 )
+        _warn_of_namesake(name, cls)
         _types[cls] = MessageType(name, topic, key_field, aggregate_type, aggregate_field)
         return cls
 
     return declare
+
+
+def _warn_of_namesake(name: str, cls: type) -> None:
+    """Warn of another class with this type name; a class that is imported again is the same."""
+    this = (cls.__module__, cls.__qualname__)
+    for other, known in _types.items():
+        if known.name == name and (other.__module__, other.__qualname__) != this:
+            warnings.warn(
+                f"@message({name!r}) declares {cls.__module__}.{cls.__qualname__}, and "
+                f"{other.__module__}.{other.__qualname__} has the same type name: consumers "
+                "decode into the class that is declared last",
+                stacklevel=3,
+            )
 
 
 def message_type_of(payload: object) -> MessageType | None:
@@ -242,18 +257,26 @@ def encode(
     """
     payload = draft.payload
     declared = message_type_of(payload)
-    type_name = draft.type or (declared.name if declared else None)
+    type_name = draft.type
+    if type_name is None and declared:
+        type_name = declared.name
     if type_name is None:
         raise InvalidMessage(
-            f"a {type(payload).__name__} has no message type: pass type=..., "
+            f"{with_article(type(payload).__name__)} has no message type: pass type=..., "
             "or declare its class with @message"
         )
     check_name("type", type_name)
-    topic = draft.topic or (declared.topic if declared else None) or route(type_name)
-    topic = check_topic(topic or DEFAULT_TOPIC)
+    topic = draft.topic
+    if topic is None:
+        topic = (declared.topic if declared else None) or route(type_name) or DEFAULT_TOPIC
+    check_topic(topic)
     key, aggregate_type, aggregate_id = _identity(draft, declared)
+    if draft.content_type is not None:
+        check_name("content_type", draft.content_type)
     content, content_type = encode_payload(payload, draft.content_type)
-    headers = _encode_headers(with_trace_context(draft.headers))
+    headers = _encode_headers(
+        with_trace_context(_with_sequence(draft, aggregate_type, aggregate_id))
+    )
     size = len(content) + (len(headers.encode()) if headers else 0)
     if size > max_bytes:
         raise MessageTooLarge(
@@ -284,7 +307,8 @@ def _identity(
 ) -> tuple[str | None, str | None, str | None]:
     aggregate_type, aggregate_id, key = draft.aggregate_type, draft.aggregate_id, draft.key
     if declared:
-        aggregate_type = aggregate_type or declared.aggregate_type
+        if aggregate_type is None:
+            aggregate_type = declared.aggregate_type
         if aggregate_id is None and declared.aggregate_field:
             aggregate_id = _text_of(getattr(draft.payload, declared.aggregate_field))
         if key is None and declared.key_field:
@@ -298,6 +322,24 @@ def _identity(
     if aggregate_id is not None:
         check_name("aggregate_id", aggregate_id)
     return key, aggregate_type, aggregate_id
+
+
+def _with_sequence(
+    draft: Draft, aggregate_type: str | None, aggregate_id: str | None
+) -> Mapping[str, str]:
+    """The headers with the sequence, which CloudEvents carries as an extension of this name."""
+    sequence = draft.sequence
+    if sequence is None:
+        return draft.headers
+    if aggregate_type is None or aggregate_id is None:
+        raise InvalidMessage(
+            "sequence needs aggregate_type and aggregate_id: it counts within them"
+        )
+    if type(sequence) is not int or not 0 <= sequence < 2**63:
+        raise InvalidMessage(f"sequence must be an int from 0 to 2**63 - 1, not {sequence!r}")
+    if any(name.lower() == SEQUENCE for name in draft.headers):
+        raise InvalidMessage(f"pass either sequence or the header {SEQUENCE!r}, not both")
+    return {**draft.headers, SEQUENCE: str(sequence)}
 
 
 def _text_of(value: object) -> str | None:
@@ -372,69 +414,7 @@ def _encode_headers(headers: Mapping[str, str]) -> str | None:
             raise InvalidMessage(f"bad header name {name!r}: use letters, digits and '-' or '_'")
         if not isinstance(value, str) or _CONTROL.search(value):
             raise InvalidMessage(f"header {name!r} must be a str without control characters")
-    return _dumps(dict(headers), "headers").decode()
-
-
-def encode_payload(payload: object, content_type: str | None) -> tuple[bytes, str]:
-    """Payload as bytes and their content type: bytes as they are, anything else as strict JSON."""
-    if content_type is not None:
-        check_name("content_type", content_type)
-    if type(payload) is bytes:
-        return payload, content_type or BYTES_CONTENT
-    if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(payload), content_type or BYTES_CONTENT
-    if hasattr(type(payload), "model_dump"):
-        payload = payload.model_dump(mode="json")  # type: ignore[attr-defined]
-    elif hasattr(type(payload), "__struct_fields__"):
-        import msgspec
-
-        payload = msgspec.to_builtins(payload)
-    return _dumps(payload, "payload"), content_type or JSON_CONTENT
-
-
-def _dumps(value: object, what: str) -> bytes:
-    try:
-        return _JSON.encode(value).encode()
-    except UnicodeEncodeError:
-        raise InvalidMessage(f"{what} holds a lone surrogate: it is not text") from None
-    except RecursionError:
-        raise InvalidMessage(f"{what} is nested too deeply, or holds itself") from None
-    except (TypeError, ValueError) as error:
-        hint = ""
-        if "float" in str(error).lower():
-            hint = ": NaN and Infinity are not JSON; send None or a string instead"
-        raise InvalidMessage(f"{what} cannot be encoded as JSON ({error}){hint}") from error
-
-
-def _builtin(value: object) -> object:
-    """What json does not know by itself; every choice here is reversible by the reader."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
-    if isinstance(value, dt.datetime):
-        if value.utcoffset() is None:
-            raise TypeError(
-                f"naive datetime {value!r}: give it a time zone, datetime.now(timezone.utc)"
-            )
-        return value.isoformat()
-    if isinstance(value, dt.date | dt.time):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        if not value.is_finite():
-            raise TypeError(f"{value!r} is not a number")
-        return str(value)
-    if isinstance(value, uuid.UUID | uuid_utils.UUID):
-        return str(value)
-    if isinstance(value, enum.Enum):
-        return value.value
-    raise TypeError(
-        f"a {type(value).__name__} is not JSON: pass a str, number, list or dict, or bytes"
-    )
-
-
-# Made once: json.dumps makes an encoder for every call that wants more than its defaults.
-_JSON = json.JSONEncoder(
-    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_builtin
-)
+    return dump_json(dict(headers), "headers").decode()
 
 
 def wire_headers(
