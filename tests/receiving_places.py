@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import aiormq
 import nats
 from confluent_kafka import Producer
+from pamqp.commands import Basic
 
 from helpers_aws import client, make_queue, make_sns_topic
 from helpers_receiving import OPTIONS, send
@@ -66,8 +67,8 @@ class Place:
     async def send(self, messages: Sequence[Message]) -> None:
         await send(self.broker, messages)
 
-    async def send_bare(self, payload: bytes) -> None:
-        """As a stranger would, without any header."""
+    async def send_bare(self, payload: bytes, content_type: str = "") -> None:
+        """As a stranger would, without any header but that of its content type."""
         raise NotImplementedError
 
     def named(self, consumer: str) -> str:
@@ -129,9 +130,10 @@ class NatsPlace(ServedPlace):
         async with await nats.connect(self.url) as connection:
             await connection.jetstream().add_stream(name=self._streams[-1], subjects=[topic])
 
-    async def send_bare(self, payload: bytes) -> None:
+    async def send_bare(self, payload: bytes, content_type: str = "") -> None:
         async with await nats.connect(self.url) as connection:
-            await connection.jetstream().publish(self.topic, payload)
+            headers = {"Content-Type": content_type} if content_type else None
+            await connection.jetstream().publish(self.topic, payload, headers=headers)
 
     async def end(self) -> None:
         await super().end()
@@ -156,9 +158,10 @@ class KafkaPlace(ServedPlace):
     async def make(self, topic: str) -> None:
         await asyncio.to_thread(self._kafka.create_topic, topic, partitions=1)
 
-    async def send_bare(self, payload: bytes) -> None:
+    async def send_bare(self, payload: bytes, content_type: str = "") -> None:
         stranger = Producer(self._kafka.client_settings())
-        stranger.produce(self.topic, payload)
+        headers = [("content-type", content_type.encode())] if content_type else None
+        stranger.produce(self.topic, payload, headers=headers)
         assert await asyncio.to_thread(stranger.flush, 30) == 0
 
     def named(self, consumer: str) -> str:
@@ -175,9 +178,10 @@ class RedisPlace(ServedPlace):
         self._redis = server
         self.url = f"{server.url}?lease_seconds=2&prefix=in:"
 
-    async def send_bare(self, payload: bytes) -> None:
+    async def send_bare(self, payload: bytes, content_type: str = "") -> None:
         with self._redis.client() as connection:
-            connection.xadd(f"in:{self.topic}", {"payload": payload})
+            fields = {"content-type": content_type} if content_type else {}
+            connection.xadd(f"in:{self.topic}", {**fields, "payload": payload})
 
     async def end(self) -> None:
         await super().end()
@@ -203,10 +207,15 @@ class AmqpPlace(ServedPlace):
         for consumer in CONSUMERS:
             await (await self.receive(consumer, [topic])).close()
 
-    async def send_bare(self, payload: bytes) -> None:
+    async def send_bare(self, payload: bytes, content_type: str = "") -> None:
         async with aiormq.connect(self._server.url) as connection:
             channel = await connection.channel()
-            await channel.basic_publish(payload, exchange=self._exchange, routing_key=self.topic)
+            await channel.basic_publish(
+                payload,
+                exchange=self._exchange,
+                routing_key=self.topic,
+                properties=Basic.Properties(content_type=content_type or None),
+            )
 
     async def written_down(self) -> None:
         if self.kind == "quorum":
@@ -266,8 +275,11 @@ class SqsPlace(Place):
     async def send(self, messages: Sequence[Message]) -> None:
         await send(self._sender, messages)
 
-    async def send_bare(self, payload: bytes) -> None:
-        names = {"MessageGroupId": "g", "MessageDeduplicationId": new_id()}
+    async def send_bare(self, payload: bytes, content_type: str = "") -> None:
+        names: dict[str, Any] = {"MessageGroupId": "g", "MessageDeduplicationId": new_id()}
+        if content_type:
+            value = {"DataType": "String", "StringValue": content_type}
+            names["MessageAttributes"] = {"content-type": value}
         async with client(self._server, "sqs") as sqs:
             for queue in self._queues:
                 await sqs.send_message(QueueUrl=queue, MessageBody=payload.decode(), **names)

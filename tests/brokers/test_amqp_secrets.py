@@ -27,9 +27,14 @@ def users(rabbitmq_server: RabbitMQServer) -> Iterator[RabbitMQServer]:
     control("add_vhost", "its own/vhost")
     control("set_permissions", "-p", "its own/vhost", "re:lay", ".*", ".*", ".*")
     control("set_permissions", "-p", "/", "re:lay", ".*", "", ".*")
+    control("add_vhost", "closed")
+    control("add_vhost", "full")
+    control("set_permissions", "-p", "full", "re:lay", ".*", ".*", ".*")
+    control("set_vhost_limits", "-p", "full", '{"max-connections": 0}')
     yield rabbitmq_server
     control("delete_user", "re:lay")
-    control("delete_vhost", "its own/vhost")
+    for vhost in ("its own/vhost", "closed", "full"):
+        control("delete_vhost", vhost)
 
 
 def as_user(server: RabbitMQServer, user: str, password: str, vhost: str = "") -> str:
@@ -56,6 +61,27 @@ async def test_an_exchange_that_may_not_be_written_to(users: RabbitMQServer) -> 
     for outcome in await broker.send(make_messages(3)):
         assert isinstance(outcome, Unknown)
         assert (outcome.code, outcome.down) == ("not_permitted", "broker")
+    await broker.close()
+
+
+@pytest.mark.parametrize(
+    ("vhost", "reason"),
+    [
+        ("nope", "NOT_ALLOWED - vhost nope not found"),
+        ("closed", "NOT_ALLOWED - "),  # the user has no permission there
+        ("full", "connection limit"),
+    ],
+)
+async def test_the_reason_for_which_a_vhost_is_refused_is_told(
+    users: RabbitMQServer, vhost: str, reason: str
+) -> None:
+    broker = AmqpBroker(as_user(users, "re:lay", SECRET, vhost), PATIENT)
+    (outcome,) = await broker.send([make_message()])
+    assert isinstance(outcome, Transient)
+    assert (outcome.code, outcome.down) == ("not_permitted", "broker")
+    assert reason in outcome.text
+    with pytest.raises(Unreachable, match=f"cannot connect to RabbitMQ at amqp://.*{reason}"):
+        await broker.receive(["orders"], consumer="billing")
     await broker.close()
 
 

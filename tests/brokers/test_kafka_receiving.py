@@ -2,8 +2,11 @@
 
 import asyncio
 import random
+import signal
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -11,12 +14,25 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from helpers import eventually_async
 from helpers_kafka import produce_raw, take_nothing
 from helpers_messages import make_message, make_messages
-from postroom.brokers import BrokerOptions, Delivered, Delivery, Subscription
+from helpers_receiving import Receiver
+from postroom import signals
+from postroom.brokers import (
+    BrokerOptions,
+    Delivered,
+    Delivery,
+    Subscription,
+    kafka_receiving,
+)
 from postroom.brokers.kafka import KafkaBroker
 from postroom.brokers.kafka_ledger import Ledger
+from postroom.brokers.kafka_pump import Pump
 from postroom.brokers.kafka_receiving import KafkaSubscription
+from postroom.brokers.kafka_shelf import Shelf
+from postroom.brokers.receiving import CanTellLag
 from postroom.errors import ConfigurationError, InvalidMessage, Unreachable
 from postroom.messages import Message, new_id
+from receiving_places import KafkaPlace
+from receiving_process import program
 from servers import KafkaServer
 
 OPTIONS = BrokerOptions(
@@ -100,6 +116,21 @@ async def test_a_source_is_a_partition(counter: Counter) -> None:
     assert in_order(taken, batch)
     assert {each.source for each in taken} == {f"{counter.topic}/{n}" for n in range(4)}
     assert all(each.source == f"{each.topic}/{each.receipt[1]}" for each in taken)
+
+
+async def test_lag_is_what_was_not_handed_out_yet(counter: Counter) -> None:
+    member = await counter.member()
+    assert isinstance(member, CanTellLag)
+    await counter.send(make_messages(50, topic=counter.topic))
+    taken = await take(member, 20)
+    await eventually_async(lambda: _lag_of(member, 30), 30)
+    await take(member, 30)
+    await eventually_async(lambda: _lag_of(member, 0), 30)
+    assert len(taken) == 20
+
+
+async def _lag_of(member: CanTellLag, expected: int) -> bool:
+    return await member.lag() == expected
 
 
 async def test_records_of_strangers_have_a_name_that_lasts(counter: Counter) -> None:
@@ -351,6 +382,101 @@ async def test_a_topic_that_comes_later_is_read_from_its_beginning(
     assert sorted(ids(seen)) == sorted(ids(batch))
     await member.close()
     await late.broker.close()
+
+
+async def test_a_dead_member_that_holds_the_group_up_is_told_of(
+    kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_receiving, "SLOW_JOIN_SECONDS", 0.5)
+    place = KafkaPlace(kafka_server)
+    place.options = replace(place.options, extra={"session.timeout.ms": "9000"})
+    heard: list[dict[str, Any]] = []
+    stop = signals.listen(lambda _, fields: heard.append(fields), only=["consumer.joining"])
+    try:
+        await place.begin()
+        await place.send(make_messages(20, topic=place.topic))
+        async with program(place) as other:
+            await other.took()
+            other.send(signal.SIGKILL)
+            receiver = Receiver(await place.receive("billing"))
+            await receiver.get(1)  # it waits until Kafka has removed the other
+            await receiver.subscription.close()
+    finally:
+        stop()
+        await place.end()
+    (told,) = heard
+    assert told["consumer"] == place.named("billing")
+    assert "the group may still count a member that is gone" in told["reason"]
+    assert "session.timeout.ms (9 s)" in told["reason"]
+
+
+async def test_a_member_without_partitions_does_not_count_as_joining(counter: Counter) -> None:
+    await counter.send(make_messages(3, topic=counter.topic))
+    first = await counter.member()
+    await take(first, 3)
+    members = [await counter.member() for _ in range(7)]  # more than there are partitions
+
+    async def joined() -> bool:
+        await asyncio.gather(*(each.take(1) for each in (first, *members)))
+        return all(each._pump.joining_since is None for each in members)
+
+    await eventually_async(joined, 60, interval=0)
+
+
+class _Record:
+    """What librdkafka returns for a record."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def error(self) -> None:
+        return None
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def value(self) -> bytes:
+        return b"%d" % self._offset
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return []
+
+
+def test_a_record_fetched_before_a_rebalance_does_not_stand_under_the_claim_after_it() -> None:
+    """librdkafka serves rebalances inside of `consume`, between two records of one fetch."""
+    shelf = Shelf(lambda: None)
+    pump = Pump(
+        None,
+        {},
+        ["t"],
+        shelf,
+        on_commit=lambda _: None,
+        on_end=lambda: None,
+        without_secrets=str,
+    )
+    ours = [TopicPartition("t", 0)]
+
+    class Rebalancing:
+        def poll(self, _: float) -> _Record:
+            return _Record(100)
+
+        def consume(self, most: int, _: float) -> list[_Record]:
+            pump._on_lost(None, ours)
+            pump._on_assign(None, ours)
+            return [_Record(50), _Record(51)]  # from the committed position
+
+    pump._on_assign(None, ours)
+    pump._fetch(Rebalancing())
+    assert [each.receipt[2] for each in shelf.take(10)] == [50, 51]
 
 
 async def test_a_consumer_may_have_an_odd_name(counter: Counter) -> None:

@@ -27,7 +27,7 @@ from postroom.brokers import (
 )
 from postroom.brokers.nats import NatsBroker
 from postroom.brokers.nats_examine import dangers
-from postroom.brokers.nats_tray import Receipt, Tray, durable_name, lost_ranges
+from postroom.brokers.nats_tray import Receipt, Recovery, Tray, durable_name, pieces
 from postroom.brokers.receiving import delivery
 from postroom.errors import ConfigurationError, InvalidMessage, Unreachable
 from postroom.messages import Message, new_id
@@ -544,9 +544,9 @@ def test_names_of_durables() -> None:
         durable_name("")
 
 
-def test_the_ranges_of_others() -> None:
-    assert list(lost_ranges(3, 3, [], 2)) == []
-    assert list(lost_ranges(3, 9, [5], 2)) == [[4, 6], [7, 8], [9]]
+def test_pieces_of_a_gap() -> None:
+    assert list(pieces(3, 3, 2)) == []
+    assert [list(piece) for piece in pieces(3, 8, 2)] == [[4, 5], [6, 7], [8]]
 
 
 def _delivery(sequence: int) -> Delivery:
@@ -567,7 +567,7 @@ def test_a_tray_waits_for_what_comes_back() -> None:
     tray.arrive(2, _delivery(2))
     assert [each.receipt for each in tray.hand_out(5)] == [2, 4, 5]
     assert tray.give_back(5)
-    tray.expect_nothing()
+    tray.expect_no_more(tray.returning)
     tray.arrive(6, _delivery(6))
     assert [each.receipt for each in tray.hand_out(5)] == [6]
 
@@ -608,3 +608,33 @@ def test_a_tray_never_hands_out_past_what_is_coming_back(data: Any) -> None:
                 hand.remove(sequence)
                 queue.append(sequence)
     assert tray.in_hand == len(hand)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_recovery_is_complete_when_everything_has_come_and_not_before(data: Any) -> None:
+    """The server redelivers in any order and delivers new messages; any receiver acknowledges."""
+    pending = set(data.draw(st.sets(st.integers(1, 10), min_size=1)))
+    last, place = 10, 50
+    recovery = Recovery(last, place, len(pending), frozenset())
+    in_hand: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 60))):
+        step = data.draw(st.sampled_from(["redeliver", "copy", "new", "acknowledge"]))
+        if step == "copy":  # sent before the count, and slow to arrive
+            sequence = data.draw(st.integers(1, 10))
+            recovery.arrive(_receipt(sequence, data.draw(st.integers(1, 50))))
+        elif step == "acknowledge" and pending:
+            pending.discard(data.draw(st.sampled_from(sorted(pending))))
+        elif step in ("redeliver", "new"):
+            choice = sorted(pending) if step == "redeliver" else [11, 12]
+            if choice:
+                place += 1
+                sequence = data.draw(st.sampled_from(choice))
+                recovery.arrive(_receipt(sequence, place))
+                in_hand.add(sequence)
+        if not recovery.missing:
+            assert pending <= in_hand
+
+
+def _receipt(sequence: int, place: int) -> Receipt:
+    return Receipt("", "s", "d", 1, sequence, "0", place)

@@ -1,6 +1,7 @@
 """Options of brokers: from URLs and settings, refused if unknown, and never shown."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,16 @@ async def test_a_relay_hands_them_on(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'speed' is not an option of nats"):
         Relay(database, "nats://h", broker_options={"nats": {"speed": "9"}})
     assert json.loads(relay.routes.fingerprint(redact).partition(" ")[2]) == [[], "nats://h"]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("kafak://localhost", "no broker for kafak://: did you mean kafka://? known are amqp,"),
+        ("localhost:9092", "localhost:9092 has no scheme: write it before the host, as in kafka:"),
+        ("pigeon://x", "no broker for pigeon://: known are amqp,"),
+    ],
+)
+def test_a_scheme_that_nobody_knows(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        open_broker(url)

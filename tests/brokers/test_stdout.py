@@ -7,7 +7,6 @@ import io
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -103,20 +102,19 @@ async def test_a_slow_reader_freezes_nothing(pipe: tuple[FileIO, TextIO]) -> Non
     reader, stream = pipe
     broker = StdoutBroker(QUICK, stream)
     batch = [make_message(b"x" * 100_000, content_type="text/plain") for _ in range(10)]
-    longest = 0.0
+    ticks = 0
 
     async def tick() -> None:
-        nonlocal longest
+        nonlocal ticks
         while True:
-            began = time.monotonic()
             await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - began)
+            ticks += 1
 
     ticking = asyncio.create_task(tick())
     outcomes = await broker.send(batch)
     late = await broker.send(make_messages(3))
     ticking.cancel()
-    assert longest < 0.2
+    assert ticks > 10, "a send that blocks the loop leaves room for one or two"
     for outcome in outcomes:
         assert isinstance(outcome, Unknown)
         assert (outcome.code, outcome.down) == ("timeout", "broker")

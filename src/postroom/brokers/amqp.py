@@ -80,7 +80,7 @@ class AmqpBroker(Pipelined[AmqpLink]):
         if not topics:
             raise ConfigurationError("there is no topic to receive from")
         subscription = AmqpSubscription(
-            self._open_wire,
+            self._reach,
             exchange=self._exchange,
             topics=[check_topic(topic) for topic in topics],
             queue=f"{self._exchange}.{consumer}",
@@ -94,11 +94,7 @@ class AmqpBroker(Pipelined[AmqpLink]):
 
     async def examine(self, topics: Sequence[str]) -> list[str]:
         """What about exchange and queues would lose messages, a sentence each."""
-        try:
-            wire = await self._open_wire(self._options.send_timeout_seconds)
-        except Exception as error:
-            text = self._address.without_secrets(describe(error))
-            raise Unreachable(f"cannot connect to RabbitMQ at {self}: {text}") from error
+        wire = await self._reach(self._options.send_timeout_seconds)
         try:
             return await examine(wire, self._address, self._exchange, topics)
         finally:
@@ -121,6 +117,14 @@ class AmqpBroker(Pipelined[AmqpLink]):
             return Transient(code, f"cannot connect to RabbitMQ at {self}: {text}", down="broker")
         self.capabilities = Capabilities(max_bytes=self._limits.max_message)
         return AmqpLink(wire, channel, self._exchange, self._limits, max_rows=self._max_rows)
+
+    async def _reach(self, seconds: float) -> Wire:
+        """Open a connection, or raise `Unreachable` with the server's reason."""
+        try:
+            return await self._open_wire(seconds)
+        except Exception as error:
+            text = self._address.without_secrets(describe(error))
+            raise Unreachable(f"cannot connect to RabbitMQ at {self}: {text}") from error
 
     async def _open_wire(self, seconds: float) -> Wire:
         return await Wire.open(self._address, seconds, heartbeat=self._heartbeat)

@@ -35,6 +35,7 @@ __all__ = ["AmqpLink", "Limits", "Wire", "declare_exchange"]
 
 _SHUT_SECONDS = 1.0
 _FRAME_MAX = 131_072
+_ACCESS_REFUSED = 403  # for which aiormq has an exception of its own
 _ending: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
 
 
@@ -113,9 +114,22 @@ class _Given:
 
 @functools.cache
 def _quiet() -> Any:
-    """aiormq's connection, without a traceback in the log when the server goes away, and with
-    frames that no message can make unreadable."""
-    from aiormq.connection import Connection
+    """aiormq's connection, without a traceback in the log when the server goes away, with frames
+    that no message can make unreadable, and with the server's reason when it refuses us."""
+    from aiormq.connection import Connection, exception_by_code
+    from pamqp.commands import Connection as Commands
+
+    class Greeting:
+        """Raises the reason of a Close frame, for which aiormq would name only its type."""
+
+        def __init__(self, frames: Any) -> None:
+            self._frames = frames
+
+        async def get_frame(self) -> Any:
+            found = await self._frames.get_frame()
+            if isinstance(found[2], Commands.Close) and found[2].reply_code != _ACCESS_REFUSED:
+                raise exception_by_code(found[2])
+            return found
 
     class Quiet(Connection):  # type: ignore[misc, unused-ignore]
         def _on_reader_done(self, task: Any) -> None:
@@ -123,6 +137,13 @@ def _quiet() -> Any:
             ending = self.loop.create_task(self.close(error))
             _ending.add(ending)
             ending.add_done_callback(_ending.discard)
+
+        @staticmethod
+        async def _rpc(
+            request: Any, writer: Any, frame_receiver: Any, wait_response: bool = True
+        ) -> Any:
+            heard: Any = Greeting(frame_receiver)
+            return await Connection._rpc(request, writer, heard, wait_response)
 
         # What `connect` starts for all that comes after the greeting.
         async def _Connection__reader(self, frames: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
@@ -179,9 +181,16 @@ def open_broker(url: str, options: BrokerOptions | None = None) -> Broker:
     scheme = scheme_of(url)
     known = known_schemes()
     if scheme not in known:
-        raise ConfigurationError(
-            f"no broker for {scheme}://: known are {', '.join(sorted(known)) or 'none'}"
-        )
+        raise ConfigurationError(_no_broker(url, scheme, known))
     module, _, name = known[scheme].partition(":")
     factory: Callable[[str, BrokerOptions], Broker] = getattr(importlib.import_module(module), name)
     return factory(url, options or BrokerOptions())
+
+
+def _no_broker(url: str, scheme: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    if re.fullmatch(r"[\w.-]+:\d+", url):
+        return f"{url} has no scheme: write it before the host, as in kafka://{url}"
+    near = difflib.get_close_matches(scheme, names, 1)
+    hint = f"did you mean {near[0]}://? " if near else ""
+    return f"no broker for {scheme}://: {hint}known are {', '.join(names) or 'none'}"

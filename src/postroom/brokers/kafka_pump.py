@@ -7,6 +7,7 @@ longer than `max.poll.interval.ms`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ __all__ = ["Pump"]
 _POLL_SECONDS = 0.05
 _QUICK_SECONDS = 0.002  # nothing can wake a poll, and acknowledgements wait for its end
 _PAUSE_AFTER_SECONDS = 0.5  # pausing throws away what librdkafka has fetched ahead
+_MEASURE_SECONDS = 1.0
 _PROBE_SECONDS = 1.0
 _COMMIT_AGAIN_SECONDS = 0.1
 _REBALANCING = {22, 25, 27}  # illegal generation, unknown member, rebalance in progress
@@ -42,6 +44,9 @@ class Pump:
         without_secrets: Callable[[str], str],
     ) -> None:
         self.trouble: str | None = None  # why nothing comes, until it is told
+        self.joining_since: float | None = None  # by the monotonic clock; None: it is a member
+        self.behind: int | None = None  # records of our partitions that were not fetched yet
+        self._measured_at = float("-inf")
         self._last: str | None = None
         self._library = library
         self._settings = settings
@@ -83,6 +88,7 @@ class Pump:
         try:
             consumer = self._library.Consumer({**self._settings, "error_cb": self._on_error})
             self._fatal = self._paused = False
+            self.joining_since = time.monotonic()
             consumer.subscribe(
                 self._topics,
                 on_assign=self._on_assign,
@@ -102,6 +108,7 @@ class Pump:
 
     def _turn(self, consumer: Any) -> None:
         self._commit(consumer)
+        self._measure(consumer)
         if self._lost:
             self._probe(consumer)
         if self._shelf.room:
@@ -123,11 +130,31 @@ class Pump:
             self._paused, self._pause_anew = True, False
         self._put([consumer.poll(_QUICK_SECONDS)])
 
+    def _measure(self, consumer: Any) -> None:
+        """Count what the partitions hold beyond our positions, as librdkafka knows them here."""
+        now = time.monotonic()
+        if now - self._measured_at < _MEASURE_SECONDS:
+            return
+        self._measured_at = now
+        self.behind, behind = None, 0
+        with contextlib.suppress(self._library.KafkaException):  # a figure never stops the work
+            for place in consumer.position(consumer.assignment()):
+                _, end = consumer.get_watermark_offsets(place, cached=True)
+                behind += max(0, end - place.offset) if end >= 0 and place.offset >= 0 else 0
+            self.behind = behind
+
     def _fetch(self, consumer: Any) -> None:
         # `consume` alone would wait for a whole batch.
         first = consumer.poll(_QUICK_SECONDS if self._shelf.in_hand else _POLL_SECONDS)
-        if first is not None:
-            self._put([first, *consumer.consume(self._shelf.room, 0)])
+        if first is None:
+            return
+        claim = self._claim_of(first)
+        rest = consumer.consume(self._shelf.room, 0)
+        # `consume` serves rebalances: the partition may be reassigned to us at an earlier position.
+        self._put([first, *rest] if self._claim_of(first) == claim else rest)
+
+    def _claim_of(self, message: Any) -> int | None:
+        return self._shelf.claim_of((message.topic(), message.partition()))
 
     def _put(self, messages: Sequence[Any]) -> None:
         found = []
@@ -138,7 +165,7 @@ class Pump:
                 self._hear(error, message.topic())
                 continue
             topic, partition = message.topic(), message.partition()
-            claim = self._shelf.claim_of((topic, partition))
+            claim = self._claim_of(message)
             if claim is not None:
                 source = f"{topic}/{partition}"
                 offset = message.offset()
@@ -183,6 +210,7 @@ class Pump:
 
     def _on_assign(self, _: Any, partitions: Sequence[Any]) -> None:
         self.trouble, self._lost = None, False
+        self.joining_since = None
         self._pause_anew = True
         self._shelf.assigned(_names(partitions))
 
@@ -192,6 +220,7 @@ class Pump:
         self._shelf.revoked(names)
 
     def _on_lost(self, _: Any, partitions: Sequence[Any]) -> None:
+        self.joining_since = time.monotonic()
         self._shelf.revoked(_names(partitions))
 
     def _on_error(self, error: Any) -> None:

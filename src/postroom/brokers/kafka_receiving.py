@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from postroom import signals
 from postroom.brokers.kafka_pump import Pump
 from postroom.brokers.kafka_shelf import Shelf, Wanted
 from postroom.brokers.receiving import Delivery
@@ -21,6 +23,9 @@ from postroom.errors import ConfigurationError, Unreachable
 __all__ = ["KafkaSubscription"]
 
 TAKE_SECONDS = 1.0
+# An ordinary rebalance is over by then; Kafka itself delays the first one by 3 seconds.
+SLOW_JOIN_SECONDS = 6.0
+SESSION_MS = 45_000  # librdkafka's default
 
 
 class KafkaSubscription:
@@ -40,6 +45,9 @@ class KafkaSubscription:
         without_secrets: Callable[[str], str],
     ) -> None:
         self._place = place
+        self._group = str(settings["group.id"])
+        self._session_ms = int(settings.get("session.timeout.ms", SESSION_MS))
+        self._told_joining_since: float | None = None
         self._timeout = timeout_seconds
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
@@ -79,6 +87,7 @@ class KafkaSubscription:
                 trouble, self._pump.trouble = self._pump.trouble, None
                 if trouble:
                     raise Unreachable(f"cannot receive from Kafka at {self._place}: {trouble}")
+                self._tell_of_slow_join()
                 return []
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._takers.add(waiter)
@@ -88,6 +97,11 @@ class KafkaSubscription:
                 self._takers.discard(waiter)
             self._check()
         return taken
+
+    async def lag(self) -> int | None:
+        """Count the records of our partitions that were not handed out yet."""
+        behind = self._pump.behind
+        return None if behind is None else behind + self._shelf.waiting
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         self._check()
@@ -136,6 +150,22 @@ class KafkaSubscription:
             raise Unreachable("this subscription was closed")
         if self._pid != os.getpid():
             raise ConfigurationError("a subscription does not survive a fork: receive anew")
+
+    def _tell_of_slow_join(self) -> None:
+        """Emit a signal once for each join that takes long, so that the log explains the wait."""
+        since = self._pump.joining_since
+        if since is None or since == self._told_joining_since:
+            return
+        waited = time.monotonic() - since
+        if waited > SLOW_JOIN_SECONDS:
+            self._told_joining_since = since
+            signals.emit(
+                "consumer.joining",
+                consumer=self._group,
+                seconds=round(waited, 1),
+                reason="waits for partitions: the group may still count a member that is gone; "
+                f"Kafka removes it after session.timeout.ms ({self._session_ms / 1000:g} s)",
+            )
 
     def _tell(self, call: Callable[..., None], *arguments: object) -> None:
         """From the thread to the event loop, which may have ended."""

@@ -85,6 +85,12 @@ class Shelf:
             return any(ledger.in_hand for ledger in self._ledgers.values())
 
     @property
+    def waiting(self) -> int:
+        """How many it holds that were not taken yet."""
+        with self.changed:
+            return len(self._fresh) + len(self._returned)
+
+    @property
     def room(self) -> int:
         """How many more it may hold."""
         return 0 if self._bytes >= MAX_BYTES else max(MAX_ROWS - len(self._fresh), 0)

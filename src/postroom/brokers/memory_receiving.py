@@ -191,6 +191,12 @@ class MemorySubscription:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), left)
 
+    async def lag(self) -> int:
+        """Count the messages of its topics that wait to be handed out."""
+        with self._shelves.guard:
+            shelves = self._shelves.of(self._consumer, self._topics)
+            return sum(shelf.ready for shelf in shelves if shelf.owner is self)
+
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         self._check()
         with self._shelves.guard:

@@ -1,21 +1,25 @@
 """One stream as a source: its durable consumer, who of many receivers has it, and what comes.
 
-    waiting ──the server pins us: claim + 1──► settling ──nothing is with others──► owned
-       ▲                                          │                                   │
-       └──────────── the pin is another's ────────┴───────────────────────────────────┘
+    waiting ──the server pins us: claim + 1──► settling ──all that others had is here──► owned
+       ▲                                          │                                        │
+       └──────────── the pin is another's ────────┴────────────────────────────────────────┘
 
 Promise: under one claim, messages of the stream are handed out in its order, and the first is no
-later than the first that nobody has acknowledged.
+later than the first unacknowledged one, however slowly the server answers.
 
 The server hands messages to one pinned receiver at a time. What the one before it left
 unacknowledged comes again only after a while, behind later messages. So a receiver that was just
-pinned hands nothing out: it says no to everything unacknowledged in the other's stead, which any
-receiver may, gets all of it, and sorts it. Servers before 2.11 cannot pin: there the durable allows
-one unacknowledged message at a time, which is slow and keeps the order.
+pinned hands nothing out: it refuses everything unacknowledged in the other's stead, which any
+receiver may, asks the server how many messages are unacknowledged, and pulls until it has received
+that many of them again. The end of a pull proves nothing: a slow server ends it too. If
+acknowledgements of others make the count unreachable, the receiver counts again. Servers before
+2.11 cannot pin: there the durable allows one unacknowledged message at a time, which is slow and
+keeps the order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +27,7 @@ from typing import Any, Literal
 
 from postroom.brokers.nats_ask import API, AskingLink, Refusal, publication
 from postroom.brokers.nats_durable import ASK_SECONDS, GROUP, MISSING, NANO, Durable
-from postroom.brokers.nats_tray import Receipt, Tray, lost_ranges
+from postroom.brokers.nats_tray import Receipt, Recovery, Tray, pieces
 from postroom.brokers.nats_wire import PIN, Arrived
 from postroom.brokers.receiving import Delivery, delivery_of
 
@@ -34,8 +38,12 @@ PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 2.0
 PULL_BYTES = 8 * 1024 * 1024
 PIECE = 5_000
-# So many refusals are sent at most; for more we wait until the time of the other has run out.
+# A wider gap is not refused: its messages come again when their time has run out.
 MOST_REFUSALS = 200_000
+# Messages that the server counts but does not redeliver in this part of `ack_wait_seconds` are not
+# in the stream any more. Never sooner than a server that stands still is given up.
+ABSENT_AFTER = 1.2
+ABSENT_SECONDS = 2 * ASK_SECONDS
 
 
 @dataclass(slots=True)
@@ -65,15 +73,25 @@ class Source:
         self._pulled_at = 0.0
         self._pause_until = 0.0
         self._stuck_at: float | None = None
-        self._expired_at: float | None = None
+        self._recovery: Recovery | None = None
+        self._absent_at = 0.0
         self._touched: dict[int, float] = {}
         self._template: Receipt | None = None
 
     # The durable, and a new connection.
 
     async def open(self, link: AskingLink, *, update: bool) -> None:
-        """Make the durable as it is to be, or only if it is missing, and begin a new claim."""
+        """Make the durable as it is to be, or only if it is missing, and begin a new claim.
+
+        A pull of an earlier connection may stand at the server with our pin, and messages that it
+        gets would be lost to us until their time runs out. So a connection never uses the pin of
+        another.
+        """
         self.pins = await self._durable.make(link, self.stream, update=update)
+        if self._pin:
+            with contextlib.suppress(Refusal):  # the pin then times out
+                await self._unpin(link, link.now + ASK_SECONDS)
+            self._pin = None
         self.gone = False
         self._pull, self._pause_until = None, 0.0
         self._begin_claim()
@@ -83,6 +101,13 @@ class Source:
         self._forget()
         self._state = "owned" if not self.pins else "settling" if self._pin else "waiting"
 
+    async def _unpin(self, link: AskingLink, until: float) -> None:
+        """Release the pin if it is ours, so that the next receiver need not wait."""
+        info = await self._durable.info(link, self.stream, until)
+        if self.pins and self._is_pinned(info):
+            name = f"{self.stream}.{self._durable.name}"
+            await link.ask(f"CONSUMER.UNPIN.{name}", {"group": GROUP}, until)
+
     def _lose(self) -> None:
         """The pin is another's. What is in hand may be finished: the inbox makes it once."""
         self._pin, self._state = None, "waiting"
@@ -91,7 +116,7 @@ class Source:
     def _forget(self) -> None:
         self._tray = Tray()
         self._touched.clear()
-        self._stuck_at = self._expired_at = None
+        self._stuck_at = self._recovery = None
 
     # What comes.
 
@@ -107,6 +132,8 @@ class Source:
             self._pin = pin
             self._begin_claim()
         self._template = receipt
+        if self._recovery is not None:
+            self._recovery.arrive(receipt)
         self._touched[receipt.sequence] = now
         id = headers.get("ce-id") or headers.get("event_id") or receipt.unnamed
         seen = receipt.deliveries - 1
@@ -191,7 +218,7 @@ class Source:
             if self.pins:
                 self._state = "settling"
             else:
-                self._tray.expect_nothing()
+                self._tray.expect_no_more(self._tray.returning)
 
     async def _ask_for(
         self, link: AskingLink, most: int, *, parts: int = 1, only_pin: bool = False
@@ -220,68 +247,77 @@ class Source:
     # Taking over.
 
     async def _settle(self, link: AskingLink) -> None:
-        """Get everything that others hold unacknowledged. Begun anew if it does not come to its
-        end, as when the pin is lost meanwhile."""
-        claim, until = self.claim, link.now + ASK_SECONDS
-        info = await self._durable.info(link, self.stream, until)
+        """Take one step towards having everything that others hold unacknowledged: begin a
+        recovery, pull the rest of it, or become the owner."""
+        info = await self._durable.info(link, self.stream, link.now + ASK_SECONDS)
         if not self._is_pinned(info):
             self._lose()
-            return
-        # What came for the first time is with nobody else: then the count alone tells.
-        if not self._tray.fresh or info["num_ack_pending"] != len(self._tray):
-            if not self._tray.in_hand:
-                self._tray = Tray()  # it comes again with the rest
-            last = int(info["delivered"]["stream_seq"])
-            floor = int(info["ack_floor"]["stream_seq"])
-            place = int(info["delivered"]["consumer_seq"])
-            if not await self._refuse(link, floor, last, place):
-                return
-            again = await self._durable.info(link, self.stream, link.now + ASK_SECONDS)
-            expected = int(again["num_ack_pending"])
-            if not await self._collect(link, claim, last, expected):
-                return
-        if self.claim == claim and self._state == "settling":
-            self._tray.expect_nothing()
-            self._expired_at = None
+        elif self._recovery is not None:
+            await self._recover(link, self._recovery, info)
+        elif self._has_all(info):
             self._state = "owned"
+        else:
+            claim = self.claim
+            recovery = await self._begin_recovery(link, info)
+            if self.claim == claim and self._state == "settling":
+                self._recovery = recovery
+                self._absent_at = link.now + self._absent_seconds()
+                await self._recover(link, recovery, None)
+
+    def _absent_seconds(self) -> float:
+        return max(self._durable.ack_wait_seconds * ABSENT_AFTER, ABSENT_SECONDS)
 
     def _is_pinned(self, info: dict[str, Any]) -> bool:
         groups = info.get("priority_groups") or [{}]
         return bool(self._pin) and groups[0].get("pinned_client_id") == self._pin
 
-    async def _refuse(self, link: AskingLink, floor: int, last: int, place: int) -> bool:
-        """Say no to all that is unacknowledged and not ours; True once the server has heard it."""
-        if self._template is None or last - floor > MOST_REFUSALS:
-            if self._expired_at is None:
-                self._expired_at = link.now + self._durable.ack_wait_seconds * 1.2
-            await self.keep(link)
-            return link.now > self._expired_at
-        for piece in lost_ranges(floor, last, self._tray.sequences, PIECE):
-            subjects = [self._template.of_another(sequence, place) for sequence in piece]
+    def _has_all(self, info: dict[str, Any]) -> bool:
+        """Return whether no other receiver holds a message: every delivery above the ack floor came
+        to us, and came for the first time, so that no other receiver can acknowledge it."""
+        delivered = int(info["delivered"]["consumer_seq"]) - int(info["ack_floor"]["consumer_seq"])
+        counted = {len(self._tray), int(info["num_ack_pending"]), delivered}
+        return len(counted) == 1 and self._tray.fresh and not self._tray.returning
+
+    async def _begin_recovery(self, link: AskingLink, info: dict[str, Any]) -> Recovery:
+        """Refuse everything unacknowledged, ours too, and count what the server redelivers."""
+        returning = self._tray.returning
+        floor, last = (int(info[end]["stream_seq"]) for end in ("ack_floor", "delivered"))
+        if self._template is not None and last - floor <= MOST_REFUSALS:
+            place = int(info["delivered"]["consumer_seq"])
+            await self._refuse(link, self._template, floor, last, place)
+        again = await self._durable.info(link, self.stream, link.now + ASK_SECONDS)
+        delivered = again["delivered"]
+        last, place = int(delivered["stream_seq"]), int(delivered["consumer_seq"])
+        return Recovery(last, place, int(again["num_ack_pending"]), returning)
+
+    async def _refuse(
+        self, link: AskingLink, template: Receipt, floor: int, last: int, place: int
+    ) -> None:
+        """Send a refusal for each message above `floor`, and wait until the server has read it."""
+        for piece in pieces(floor, last, PIECE):
+            subjects = [template.of_another(sequence, place) for sequence in piece]
             refusals = [publication(subject, b"-NAK") for subject in subjects[:-1]]
             await link.write(b"".join(refusals))
-            # They are heard in their order, so the answer to the last speaks for all.
+            # The server reads them in their order, so the answer to the last speaks for all.
             await link.call(subjects[-1], b"-NAK", link.now + ASK_SECONDS)
-        return True
 
-    async def _collect(self, link: AskingLink, claim: int, last: int, expected: int) -> bool:
-        """Take what comes again, until all has, or something new shows that no more will."""
-        until = link.now + ASK_SECONDS
-        before = len(self._tray)
-        while self.claim == claim and self._state == "settling" and link.now < until:
-            got = self._tray.up_to(last)
-            if (not before and got >= expected) or self._tray.beyond(last):
-                return True
-            pull = await self._ask_for(link, max(expected - got, 1), parts=4)
-            await self._end_of(pull)
-            if pull.ended in ("404", "408"):
-                return True
-            if link.lost or self.gone or self._pull is pull:
-                return False
-        return False
-
-    async def _end_of(self, pull: _Pull) -> None:
-        await pull.link.until(lambda: self._pull is not pull, pull.late_at)
+    async def _recover(
+        self, link: AskingLink, recovery: Recovery, info: dict[str, Any] | None
+    ) -> None:
+        """Pull what is missing. `info` is what the server knew after the last pull, if any."""
+        if info is not None and (recovery.progressed() or info.get("paused")):
+            self._absent_at = link.now + self._absent_seconds()
+        elif info is not None and recovery.missing:
+            unacknowledged = int(info["num_ack_pending"]) - self._tray.beyond(recovery.last)
+            if unacknowledged < recovery.expected:
+                self._recovery = None  # others acknowledged some, or the stream removed them
+                return
+        if recovery.missing and link.now < self._absent_at:
+            await self._ask_for(link, recovery.missing, parts=4)
+        else:
+            self._tray.expect_no_more(recovery.returning)
+            self._recovery = None
+            self._state = "owned"
 
     # Yes and no.
 
@@ -311,10 +347,12 @@ class Source:
             return b""
         in_hand = {each.receipt.sequence for each in deliveries if each.claim == self.claim}
         old = now - self._durable.ack_wait_seconds / 4
+        # A recovery waits for the redelivery of everything else, which must not be put off.
+        came = self._tray.sequences if self._recovery is None else self._recovery.came
         said = []
         for each in self._tray:
             number = each.receipt.sequence
-            handled = number in in_hand or self._tray.has_arrived(number)
+            handled = number in came and (number in in_hand or self._tray.has_arrived(number))
             if handled and self._touched.get(number, 0.0) <= old:
                 self._touched[number] = now
                 said.append(publication(each.receipt.subject, b"+WPI"))
@@ -332,8 +370,5 @@ class Source:
         """
         refusals = [publication(each.receipt.subject, b"-NAK") for each in self._tray]
         await link.write(b"".join(refusals))
-        info = await self._durable.info(link, self.stream, until)
-        if self.pins and self._is_pinned(info):
-            name = f"{self.stream}.{self._durable.name}"
-            await link.ask(f"CONSUMER.UNPIN.{name}", {"group": GROUP}, until)
+        await self._unpin(link, until)
         self._lose()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from postroom.brokers.receiving import Delivery
 from postroom.errors import ConfigurationError
 
-__all__ = ["Receipt", "Tray", "durable_name", "lost_ranges"]
+__all__ = ["Receipt", "Recovery", "Tray", "durable_name", "pieces"]
 
 ACK = "$JS.ACK."
 PREFIX = "postroom-"
@@ -36,6 +37,7 @@ class Receipt(NamedTuple):
     deliveries: int
     sequence: int
     stored_ns: str
+    place: int  # of this delivery among all of the consumer; a redelivery has a place of its own
 
     @classmethod
     def of(cls, subject: str) -> Receipt | None:
@@ -45,10 +47,10 @@ class Receipt(NamedTuple):
         if not subject.startswith(ACK) or len(words) < at + 7 or not words[at + 5].isdigit():
             return None
         try:
-            deliveries, sequence = int(words[at + 2]), int(words[at + 3])
+            deliveries, sequence, place = int(words[at + 2]), int(words[at + 3]), int(words[at + 4])
         except ValueError:
             return None
-        return cls(subject, words[at], words[at + 1], deliveries, sequence, words[at + 5])
+        return cls(subject, words[at], words[at + 1], deliveries, sequence, words[at + 5], place)
 
     @property
     def unnamed(self) -> str:
@@ -110,18 +112,14 @@ class Tray:
     def has_arrived(self, sequence: int) -> bool:
         return sequence in self._arrived
 
-    def up_to(self, last: int) -> int:
-        """How many of ours are not later than `last`."""
-        return sum(sequence <= last for sequence in self.sequences)
-
-    def beyond(self, last: int) -> bool:
-        """Whether one of ours is later than `last`."""
-        return max(self.sequences, default=0) > last
+    def beyond(self, last: int) -> int:
+        """How many of ours are later than `last`."""
+        return sum(sequence > last for sequence in self.sequences)
 
     @property
-    def returning(self) -> bool:
-        """Whether something given back has not come yet: later messages wait for it."""
-        return bool(self._returning)
+    def returning(self) -> frozenset[int]:
+        """Messages returned to the server and not redelivered yet: later messages wait for them."""
+        return frozenset(self._returning)
 
     def arrive(self, sequence: int, delivery: Delivery) -> None:
         """A message came. A copy of one in hand is none: it is still being handled."""
@@ -160,9 +158,41 @@ class Tray:
         self._returning.add(sequence)
         return True
 
-    def expect_nothing(self) -> None:
-        """Whatever was given back has come, or never will: the stream has it no more."""
-        self._returning.clear()
+    def expect_no_more(self, returning: Set[int]) -> None:
+        """Stop waiting for these: each has come, or the stream does not have it any more."""
+        self._returning -= returning
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The unacknowledged messages that the server counted at one moment, and their redeliveries.
+
+    The server had delivered `last` and `place` then. Each message up to `last` that it delivers
+    afterwards was among those counted, because only later messages can join them. So the count is
+    reached when every one has come, and not before, also while others acknowledge some of them.
+    """
+
+    last: int
+    place: int
+    expected: int
+    returning: frozenset[int]
+    came: set[int] = field(default_factory=set)
+    _noted: int = 0
+
+    def arrive(self, receipt: Receipt) -> None:
+        """Count a delivery if it belongs to this recovery."""
+        if receipt.sequence <= self.last and receipt.place > self.place:
+            self.came.add(receipt.sequence)
+
+    @property
+    def missing(self) -> int:
+        """How many counted messages have not come again."""
+        return max(self.expected - len(self.came), 0)
+
+    def progressed(self) -> bool:
+        """Return whether more has come since the last call."""
+        before, self._noted = self._noted, len(self.came)
+        return self._noted > before
 
 
 def durable_name(consumer: str) -> str:
@@ -175,15 +205,7 @@ def durable_name(consumer: str) -> str:
     return f"{PREFIX}{plain}"
 
 
-def lost_ranges(floor: int, last: int, mine: Iterable[int], most: int) -> Iterator[list[int]]:
-    """The sequences above `floor` up to `last` that others may hold, in pieces of `most`."""
-    ours = set(mine)
-    piece: list[int] = []
-    for sequence in range(floor + 1, last + 1):
-        if sequence not in ours:
-            piece.append(sequence)
-            if len(piece) == most:
-                yield piece
-                piece = []
-    if piece:
-        yield piece
+def pieces(floor: int, last: int, most: int) -> Iterator[range]:
+    """The sequences above `floor` up to `last`, in pieces of `most`."""
+    for first in range(floor + 1, last + 1, most):
+        yield range(first, min(first + most, last + 1))

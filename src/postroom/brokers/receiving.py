@@ -13,8 +13,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import unquote
 
+from postroom.brokers.cloudevents import MEDIA_TYPE, unfolded
+
 __all__ = [
     "CanReceive",
+    "CanTellLag",
     "Delivery",
     "Subscription",
     "decoded",
@@ -82,6 +85,14 @@ class Subscription(Protocol):
 
 
 @runtime_checkable
+class CanTellLag(Protocol):
+    """A subscription whose broker knows how far behind it is."""
+
+    async def lag(self) -> int | None:
+        """Return how many messages of its sources were not handed out yet; None: unknown."""
+
+
+@runtime_checkable
 class CanReceive(Protocol):
     """A broker that messages can be received from."""
 
@@ -122,14 +133,21 @@ def delivery_of(
     seen: int,
     receipt: Any,
 ) -> Delivery:
-    """The same from headers that are plain already."""
+    """The same from headers that are plain already. An event in CloudEvents' structured mode has
+    its own attributes in place of the headers."""
     get = known.get
+    content_type = get("content-type") or get("ce-datacontenttype") or DEFAULT_CONTENT_TYPE
+    if content_type[: len(MEDIA_TYPE)].lower() == MEDIA_TYPE:
+        known, payload = unfolded(known, payload, content_type)
+        get = known.get
+        id = get("ce-id") or id
+        content_type = get("content-type") or content_type
     return Delivery(
         id,
         get("ce-type") or get("event_type") or "",
         topic,
         get("ce-partitionkey", key),
-        get("content-type") or get("ce-datacontenttype") or DEFAULT_CONTENT_TYPE,
+        content_type,
         known,
         payload,
         source,
