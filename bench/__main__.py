@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench import page, picture
 from bench.figures import Figures
-from bench.room import PEERS, Room, install_peers
+from bench.room import PEERS, Room, System, install_others, install_peers
 from bench.sections import (
+    archive,
     backlog,
     brokers,
     consume,
@@ -36,6 +38,7 @@ SECTIONS: dict[str, Callable[[Room], Figures]] = {
     "publish": publish.publish,
     "backlog": backlog.backlog,
     "pinned": backlog.pinned,
+    "archive": archive.archive,
     "memory": scale.memory,
     "two-relays": scale.two,
     "consume": consume.consume,
@@ -43,12 +46,15 @@ SECTIONS: dict[str, Callable[[Room], Figures]] = {
     "gateway": gateway.gateway,
 }
 
+MOST_LOAD = 1.0
+
 
 def main(arguments: list[str] | None = None) -> dict[str, Figures]:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; none: all")
     parser.add_argument("--quick", action="store_true", help="smallest sizes: shows that it runs")
     parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
+    parser.add_argument("--any-load", action="store_true", help="measure on a busy machine too")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--pictures", type=Path, help="write the pictures into this directory")
     parser.add_argument("--page", type=Path, help="write the tables into this page")
@@ -57,10 +63,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Figures]:
     if unknown := set(chosen) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}: there are {', '.join(SECTIONS)}")
     console = Console()
+    _require_rest(parser, options, console)
     begun = time.monotonic()
+    others: tuple[System, ...] = ()
     if not options.no_peers:
         install_peers(console.print)
-    found = _measure(chosen, options, console)
+        others = install_others(console.print)
+    found = _measure(chosen, options, console, others)
     _write(found, options, console)
     unmet = [line for each in found.values() for line in each.lines if line.met is False]
     minutes = (time.monotonic() - begun) / 60
@@ -68,13 +77,29 @@ def main(arguments: list[str] | None = None) -> dict[str, Figures]:
     return found
 
 
+def _require_rest(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, console: Console
+) -> None:
+    """Refuse a run whose figures would be those of other processes as well."""
+    load = os.getloadavg()[0]
+    console.print(f"load of the machine: {load:.2f} on {os.cpu_count()} cores")
+    if load > MOST_LOAD and not options.any_load:
+        parser.error(
+            f"the load of the machine is above {MOST_LOAD:g}; wait until other processes have"
+            " ended, or measure all the same with --any-load"
+        )
+
+
 def _measure(
-    chosen: list[str], options: argparse.Namespace, console: Console
+    chosen: list[str],
+    options: argparse.Namespace,
+    console: Console,
+    others: tuple[System, ...],
 ) -> dict[str, Figures]:
     found: dict[str, Figures] = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     peers = () if options.no_peers else PEERS
-    with Room(options.quick, peers, console) as room:
+    with Room(options.quick, peers, console, others) as room:
         for number, name in enumerate(chosen, 1):
             with Progress(*columns, console=console, transient=True) as progress:
                 task = progress.add_task(name)

@@ -43,6 +43,11 @@ class System:
     def peer(self) -> bool:
         return self.program.name != "ours.py"
 
+    @property
+    def command(self) -> list[str]:
+        """What starts it: an interpreter and its program, or a program that was built."""
+        return [self.python] if self.program.suffix == ".go" else [self.python, str(self.program)]
+
 
 OURS = System("postroom", HERE / "ours.py", sys.executable)
 CLIENTS = System("clients", HERE / "clients.py", sys.executable)
@@ -62,6 +67,36 @@ PEERS = (
     _peer("faststream-outbox, strict order", "faststream_outbox", "--strict", ordered=True),
     _peer("faststream-outbox, no order", "faststream_outbox", ordered=False),
 )
+
+
+# In other languages: measured with a receiver that accepts immediately, if a toolchain is there.
+RIVER = System(
+    "river (Go), no order, kept",
+    HERE / "peers" / "river" / "main.go",
+    str(ENVIRONMENTS / "river" / "river"),
+    ordered=False,
+)
+
+
+def install_others(say: Callable[[str], None]) -> tuple[System, ...]:
+    """Build the peers of other languages, once and again when they change; returns those there."""
+    if shutil.which("go") is None:
+        say("river is left out: its program needs Go, which is not installed")
+        return ()
+    folder, binary = RIVER.program.parent, Path(RIVER.python)
+    wanted = "".join((folder / name).read_text() for name in ("main.go", "go.mod", "go.sum"))
+    stamp = binary.with_name("installed.txt")
+    if not (binary.exists() and stamp.exists() and stamp.read_text() == wanted):
+        say(f"building river into {binary.parent.relative_to(HOME)}")
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        built = subprocess.run(
+            ["go", "build", "-o", binary, "."], cwd=folder, capture_output=True, text=True
+        )
+        if built.returncode:
+            say(f"river is left out: it could not be built: {built.stderr.strip()[-300:]}")
+            return ()
+        stamp.write_text(wanted)
+    return (RIVER,)
 
 
 def install_peers(say: Callable[[str], None]) -> None:
@@ -86,6 +121,7 @@ class Room:
     quick: bool
     peers: tuple[System, ...]
     console: Console
+    others: tuple[System, ...] = ()
     tick: Callable[[str], None] = print
     _stack: ExitStack = field(default_factory=ExitStack)
     _postgres: PostgresServer | None = None
@@ -212,7 +248,7 @@ def _cpu_ticks(pid: int, columns: int) -> int:
 
 
 def _command(system: System, verb: str, arguments: Any, options: dict[str, object]) -> list[str]:
-    command = [system.python, str(system.program), verb, *system.options, *map(str, arguments)]
+    command = [*system.command, verb, *system.options, *map(str, arguments)]
     for name, value in options.items():
         command += [f"--{name}", str(value)]
     return command

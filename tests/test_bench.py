@@ -14,7 +14,7 @@ HOME = Path(__file__).parent.parent
 # The rest starts many more processes: it is run with the guarantees at full size.
 EVERYDAY = ["hot-key", "backlog"]
 MORE = ["drain", "nats", "latency", "tax", "publish", "pinned", "memory", "two-relays", "keys"]
-MORE += ["gateway"]
+MORE += ["archive", "gateway"]
 REQUIRED = os.environ.get("POSTROOM_REQUIRE") == "all"
 BIG = os.environ.get("POSTROOM_GUARANTEES") == "big"
 SECTIONS = EVERYDAY + (MORE if BIG else [])
@@ -26,7 +26,7 @@ def run(tmp_path: Path, sections: list[str]) -> tuple[dict[str, Any], str, str]:
     """Run sections at their smallest; what they found, what was printed, and the page."""
     figures, page = tmp_path / "figures.json", tmp_path / "performance.md"
     page.write_text((HOME / "docs" / "performance.md").read_text())
-    options = ["--quick", "--no-peers", "--json", str(figures), "--page", str(page)]
+    options = ["--quick", "--no-peers", "--any-load", "--json", str(figures), "--page", str(page)]
     options += ["--pictures", str(tmp_path / "pictures")]
     paths = [str(HOME / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -50,6 +50,20 @@ def test_every_postgres_nats_section_runs_and_draws(tmp_path: Path) -> None:
     assert BIG or kept(page)["drain"] == drain, "a section that was not run lost its figures"
     for picture in ("throughput.svg", "backlog.svg"):
         assert (tmp_path / "pictures" / picture).read_text().endswith("</svg>\n")
+
+
+def test_a_run_on_a_busy_machine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sys.path.insert(0, str(HOME))
+    from bench.__main__ import main
+
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
+    with pytest.raises(SystemExit):
+        main(["--quick", "--no-peers", "hot-key"])
+    said = capsys.readouterr()
+    assert "load of the machine: 1.50" in said.out
+    assert "--any-load" in said.err
 
 
 if BIG:  # they start many processes

@@ -12,8 +12,8 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 STREAM = "bench"
@@ -24,6 +24,9 @@ PAYLOAD_BYTES = 500
 BUSINESS = "INSERT INTO business (n) VALUES ($1) RETURNING CAST(pg_current_xact_id() AS text)"
 
 Verb = Callable[[argparse.Namespace], Awaitable[dict[str, Any]]]
+Begin = Callable[[int], AbstractAsyncContextManager[tuple[int, Any, Any]]]
+# Writes the messages of these numbers in one transaction, and returns the transaction's number.
+Write = Callable[[range], Awaitable[int]]
 
 
 def main(**verbs: Verb) -> None:
@@ -37,7 +40,10 @@ def main(**verbs: Verb) -> None:
     parser.add_argument("--skew", action="store_true", help="half of all messages on one key")
     parser.add_argument("--strict", action="store_true", help="order per key")
     parser.add_argument("--keep", action="store_true", help="keep what was delivered")
-    parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--rate", type=float, default=200.0, help="messages a second")
+    parser.add_argument("--each", type=int, default=1, help="messages in a transaction")
+    parser.add_argument("--burst", type=int, default=0, help="transactions at once, at the start")
+    parser.add_argument("--driver", action="store_true", help="asyncpg, not an AsyncSession")
     parser.add_argument("--writers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--wake", action="store_true", help="wake the relay after a commit")
@@ -111,40 +117,81 @@ async def jetstream(url: str) -> tuple[Any, Any]:
     return client, client.jetstream()
 
 
-async def write_steadily(
-    options: argparse.Namespace, write: Callable[[int], Awaitable[int]]
-) -> dict[str, float]:
-    """Write messages at an even rate; returns when the server committed each."""
+@asynccontextmanager
+async def transactions(options: argparse.Namespace) -> AsyncIterator[Begin]:
+    """Yield a function that begins a transaction with a business row.
+
+    It yields the number of the transaction, asyncpg's connection, and the session if there is one:
+    all systems write through the same kind of transaction, on `--driver` asyncpg's own, else that
+    of an AsyncSession.
+    """
+    if options.driver:
+        import asyncpg
+
+        async with asyncpg.create_pool(options.database, min_size=16, max_size=20) as pool:
+
+            @asynccontextmanager
+            async def on_driver(number: int) -> AsyncIterator[tuple[int, Any, Any]]:
+                async with pool.acquire() as connection, connection.transaction():
+                    transaction = await connection.fetchval(BUSINESS, number)
+                    yield int(transaction), connection, None
+
+            yield on_driver
+        return
+    from sqlalchemy import text
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    url = options.database.replace("postgresql://", "postgresql+asyncpg://")
+    engine = create_async_engine(url, pool_size=20)
+    business = text(BUSINESS.replace("$1", ":n"))
+
+    @asynccontextmanager
+    async def on_session(number: int) -> AsyncIterator[tuple[int, Any, Any]]:
+        async with AsyncSession(engine) as session, session.begin():
+            transaction = (await session.execute(business, {"n": number})).scalar_one()
+            raw = await (await session.connection()).get_raw_connection()
+            yield int(transaction), raw.driver_connection, session
+
+    yield on_session
+    await engine.dispose()
+
+
+async def write_steadily(options: argparse.Namespace, write: Write) -> dict[str, Any]:
+    """Write a burst and then messages at an even rate; returns when the server committed each."""
     import asyncpg
 
+    each, first = options.each, options.burst * options.each
+    numbers = [range(n, n + each) for n in range(0, first + options.messages, each)]
+    tasks = [asyncio.create_task(write(some)) for some in numbers[: options.burst]]
+    await asyncio.gather(*tasks)
     begun = time.perf_counter()
-    tasks = []
-    for number in range(options.messages):
-        delay = begun + number / options.rate - time.perf_counter()
+    for some in numbers[options.burst :]:
+        delay = begun + (some.start - first) / options.rate - time.perf_counter()
         await asyncio.sleep(max(0.0, delay))
-        tasks.append(asyncio.create_task(write(number)))
-    transactions = await asyncio.gather(*tasks)
+        tasks.append(asyncio.create_task(write(some)))
+    written = await asyncio.gather(*tasks)
+    seconds = time.perf_counter() - begun
     connection = await asyncpg.connect(options.database)
     rows = await connection.fetch(
         "SELECT CAST(extract(epoch FROM pg_xact_commit_timestamp(CAST(CAST(x AS text) AS xid)))"
         " AS float) FROM unnest(CAST($1 AS bigint[])) WITH ORDINALITY AS t(x, place)"
         " ORDER BY place",
-        transactions,
+        written,
     )
     await connection.close()
-    return {str(number): row[0] for number, row in enumerate(rows)}
+    commits = {str(n): row[0] for some, row in zip(numbers, rows, strict=True) for n in some}
+    return {"commits": commits, "seconds": seconds}
 
 
-async def write_hard(
-    options: argparse.Namespace, writer: Callable[[int], Callable[[int], Awaitable[object]]]
-) -> dict[str, Any]:
+async def write_hard(options: argparse.Namespace, write: Write) -> dict[str, Any]:
     """So many writers, each one transaction after the other, for so many seconds."""
     until = time.perf_counter() + options.seconds
 
     async def work(index: int) -> int:
-        write, count = writer(index), 0
+        count = 0
         while time.perf_counter() < until:
-            await write(index * 1_000_000 + count)
+            first = index * 1_000_000 + count
+            await write(range(first, first + 1))
             count += 1
         return count
 

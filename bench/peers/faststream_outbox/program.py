@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import asyncpg
@@ -17,7 +17,7 @@ import stage
 from faststream.nats import NatsBroker
 from faststream_outbox import OutboxBroker, make_outbox_table, outbox_autovacuum_ddl
 from sqlalchemy import MetaData, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 BATCH = 500
 FLUSH = 100
@@ -111,19 +111,17 @@ async def relay(options: argparse.Namespace) -> dict[str, Any]:
     return {"acks": acks.at}
 
 
-def _write(broker: OutboxBroker) -> Callable[[int], Awaitable[int]]:
-    business = text(stage.BUSINESS.replace("$1", ":n"))
-
-    async def write(number: int) -> int:
-        async with AsyncSession(broker.config.engine) as session, session.begin():
-            transaction = (await session.execute(business, {"n": number})).scalar_one()
-            await broker.publish(
-                stage.payload_of(number),
-                queue=stage.SUBJECT,
-                session=session,
-                headers={"content-type": "application/octet-stream"},
-            )
-        return int(transaction)
+def _write(broker: OutboxBroker, begin: stage.Begin) -> stage.Write:
+    async def write(numbers: range) -> int:
+        async with begin(numbers.start) as (transaction, _, session):
+            for number in numbers:
+                await broker.publish(
+                    stage.payload_of(number),
+                    queue=stage.SUBJECT,
+                    session=session,
+                    headers={"content-type": "application/octet-stream"},
+                )
+        return transaction
 
     return write
 
@@ -131,14 +129,18 @@ def _write(broker: OutboxBroker) -> Callable[[int], Awaitable[int]]:
 async def write(options: argparse.Namespace) -> dict[str, Any]:
     broker = _broker(options)
     await broker.connect()
-    return {"commits": await stage.write_steadily(options, _write(broker))}
+    options.driver = False  # it publishes on an AsyncSession alone
+    async with stage.transactions(options) as begin:
+        return await stage.write_steadily(options, _write(broker, begin))
 
 
 async def writers(options: argparse.Namespace) -> dict[str, Any]:
     """It has no setting without NOTIFY, so there is nothing to compare with here."""
     broker = _broker(options)
     await broker.connect()
-    return await stage.write_hard(options, lambda _: _write(broker))
+    options.driver = False
+    async with stage.transactions(options) as begin:
+        return await stage.write_hard(options, _write(broker, begin))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
 Its tuning guide asks for a larger `batch_size` where jobs are short, its autovacuum settings, and a
 direct asyncpg connection for the queue manager. It has no order per key: the only strict order it
 offers is `concurrency_limit=1`, one job at a time over all workers, so it is shown without order.
-It logs every job in a table of its own, and that cannot be left out.
+It logs every job in a table of its own, and that cannot be left out. It runs in its continuous
+mode: in the mode named drain it waits for a whole batch before it fetches the next.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -64,10 +65,12 @@ async def drain(options: argparse.Namespace) -> dict[str, Any]:
 
     def count(_: bytes) -> None:
         found["messages"] += 1
+        if found["messages"] >= options.messages:
+            queue.shutdown.set()
 
     with stage.measured(found):
         queue, connection = await _queue(options, js, count)
-        await queue.qm.run(batch_size=BATCH, mode=QueueExecutionMode.drain)
+        await queue.qm.run(batch_size=BATCH, mode=QueueExecutionMode.continuous)
     await connection.close()
     if client is not None:
         await client.close()
@@ -90,25 +93,25 @@ async def relay(options: argparse.Namespace) -> dict[str, Any]:
     return {"acks": acks.at}
 
 
-def _write(pool: asyncpg.Pool) -> Callable[[int], Awaitable[int]]:
-    async def write(number: int) -> int:
-        async with pool.acquire() as connection, connection.transaction():
-            transaction = await connection.fetchval(stage.BUSINESS, number)
+def _write(begin: stage.Begin) -> stage.Write:
+    async def write(numbers: range) -> int:
+        async with begin(numbers.start) as (transaction, connection, _):
             queries = Queries(AsyncpgDriver(connection))
-            await queries.enqueue(stage.SUBJECT, stage.payload_of(number))
-        return int(transaction)
+            payloads: list[bytes | None] = [stage.payload_of(number) for number in numbers]
+            await queries.enqueue([stage.SUBJECT] * len(numbers), payloads, [0] * len(numbers))
+        return transaction
 
     return write
 
 
 async def write(options: argparse.Namespace) -> dict[str, Any]:
-    async with asyncpg.create_pool(options.database, min_size=4, max_size=20) as pool:
-        return {"commits": await stage.write_steadily(options, _write(pool))}
+    async with stage.transactions(options) as begin:
+        return await stage.write_steadily(options, _write(begin))
 
 
 async def writers(options: argparse.Namespace) -> dict[str, Any]:
-    async with asyncpg.create_pool(options.database, min_size=16, max_size=20) as pool:
-        return await stage.write_hard(options, lambda _: _write(pool))
+    async with stage.transactions(options) as begin:
+        return await stage.write_hard(options, _write(begin))
 
 
 if __name__ == "__main__":

@@ -85,29 +85,31 @@ async def relay(options: argparse.Namespace) -> dict[str, Any]:
     return {"acks": acks.at}
 
 
-def _write(storage: PostgresStorage) -> Callable[[int], Awaitable[int]]:
-    async def write(number: int) -> int:
-        async with storage.pool.acquire() as connection, connection.transaction():
-            transaction = await connection.fetchval(stage.BUSINESS, number)
-            await storage.insert(
-                connection,
-                stage.SUBJECT,
-                stage.payload_of(number),
-                key=f"k{number % stage.KEYS}",
-            )
-        return int(transaction)
+def _write(storage: PostgresStorage, begin: stage.Begin) -> stage.Write:
+    async def write(numbers: range) -> int:
+        async with begin(numbers.start) as (transaction, connection, _):
+            for number in numbers:  # it has no call for several
+                await storage.insert(
+                    connection,
+                    stage.SUBJECT,
+                    stage.payload_of(number),
+                    key=f"k{number % stage.KEYS}",
+                )
+        return transaction
 
     return write
 
 
 async def write(options: argparse.Namespace) -> dict[str, Any]:
     storage = await _storage(options, wake=True)
-    return {"commits": await stage.write_steadily(options, _write(storage))}
+    async with stage.transactions(options) as begin:
+        return await stage.write_steadily(options, _write(storage, begin))
 
 
 async def writers(options: argparse.Namespace) -> dict[str, Any]:
     storage = await _storage(options, wake=options.wake)
-    return await stage.write_hard(options, lambda _: _write(storage))
+    async with stage.transactions(options) as begin:
+        return await stage.write_hard(options, _write(storage, begin))
 
 
 if __name__ == "__main__":
