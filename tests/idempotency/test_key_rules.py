@@ -47,6 +47,9 @@ KEY = [("idempotency-key", "k")]
         ('"a\\"b\\\\c"', 'a"b\\c'),
         ("8e03978e-40d5-43e8-bc93-6894a57f9324", "8e03978e-40d5-43e8-bc93-6894a57f9324"),
         ("x" * 255, "x" * 255),
+        ('"k";a=1', "k"),
+        ('"k;a=1"', "k;a=1"),
+        ('"k"; a=-1.5;b; *c-d.e=to/k:en;f="x\\"y, z";g=?0;h=:aGk=:;i=@-7;j=%"f%c3%bc"', "k"),
     ],
 )
 def test_a_key_is_quoted_or_bare(header: str, key: str) -> None:
@@ -55,8 +58,10 @@ def test_a_key_is_quoted_or_bare(header: str, key: str) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [[""], ['""'], ['"abc'], ['"a"b"'], ["x" * 256], ["a\tb"], ["é"], ["a", "a"], ['"\\n"'], [" "]],
-)
+    [[""], ['""'], ['"abc'], ['"a"b"'], ["x" * 256], ["a\tb"], ["é"], ["a", "a"], ['"\\n"'], [" "],
+     ['"k";'], ['"k";A=1'], ['"k";a='], ['"k" ;a=1'], ['"k";a=?2'], ['"k";a="'], ['"k";a=1, "l"'],
+     ['"k";a=1.2345'], ['"k";a=:?:'], ['"k";a=@1.5'], ['"k";a=%"%C3"']],
+)  # fmt: skip
 def test_what_is_no_key(values: list[str]) -> None:
     with pytest.raises(BadKey):
         parse_key(values)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -23,10 +23,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from postroom.databases.opening import creator
 from postroom.databases.sqlalchemy import SQLAlchemyLink
+from postroom.databases.sqlite import AiosqliteLink
 from postroom.databases.trouble import explain, is_conflict, not_of_it
 from postroom.databases.urls import Target, resolve, resolve_for_threads
 from postroom.errors import PostroomError, SchemaError
-from postroom.flow import Flow, run
+from postroom.flow import Flow, run, run_async
 from postroom.idempotency.afterwards import Afterwards
 from postroom.idempotency.deadlines import Deadlines, shut
 from postroom.idempotency.forks import keep_untouched, renewed_in_child
@@ -45,15 +46,39 @@ class Engines:
     """Engines for one database, made when first needed: for records and for transactions, for
     event loops and for threads."""
 
-    def __init__(self, url: str, *, connections: int = 10, timeout_seconds: float = 10.0) -> None:
-        self.url = url
-        self.target: Target = resolve(url)
+    def __init__(
+        self,
+        url: str | Callable[[], str],
+        *,
+        connections: int = 10,
+        timeout_seconds: float = 10.0,
+    ) -> None:
+        self._find_url = url if callable(url) else None
+        if isinstance(url, str):
+            self.url = url
+            _ = self.target  # a URL that is wrong is an error here
         self._seconds = timeout_seconds
         self._pool: dict[str, Any] = {"pool_size": connections, "max_overflow": connections}
         self._async: dict[asyncio.AbstractEventLoop, dict[bool, AsyncEngine]] = {}
         self._sync: dict[bool, Engine] = {}
         self.renew()
         renewed_in_child(self)
+
+    @cached_property
+    def url(self) -> str:
+        """The database, looked for when it is first used."""
+        assert self._find_url is not None
+        return self._find_url()
+
+    @property
+    def name(self) -> str:
+        """The database for people to see."""
+        return self.target.safe
+
+    @cached_property
+    def target(self) -> Target:
+        """The database that the URL names."""
+        return resolve(self.url)
 
     def renew(self) -> None:
         """Begin without a connection, as after a fork."""
@@ -70,7 +95,7 @@ class Engines:
             try:
                 self._require_file()
                 async with self._in_time_async(until) as connection:
-                    return await connection.run_sync(_run, make())
+                    return await _run_async(connection, make())
             except PostroomError:
                 raise
             except Exception as error:
@@ -265,6 +290,15 @@ def _run(connection: Connection, flow: Flow[T]) -> T:
         if not_of_it(error) is not None:
             connection.invalidate()  # in the middle of a statement: no use to others
         raise
+
+
+async def _run_async(connection: AsyncConnection, flow: Flow[T]) -> T:
+    if connection.dialect.name == "sqlite":
+        # SQLAlchemy executes and fetches in separate calls, and keeps the file's lock in between.
+        raw = await connection.get_raw_connection()
+        driver: Any = raw.driver_connection
+        return await run_async(flow, AiosqliteLink(driver))
+    return await connection.run_sync(_run, flow)
 
 
 def _let_pass(error: Exception) -> None:

@@ -10,10 +10,7 @@ result must be JSON, and comes back as JSON says it, the first time too.
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
 import functools
-import hashlib
 import inspect
 import json
 import uuid
@@ -37,6 +34,7 @@ from postroom.errors import (
 )
 from postroom.flow import Flow
 from postroom.idempotency import store
+from postroom.idempotency.arguments import fingerprint_of, member
 from postroom.idempotency.exchange import (
     Asked,
     Do,
@@ -77,7 +75,6 @@ T = TypeVar("T")
 JSON = (("content-type", "application/json"),)
 _WHAT = "record of this request"
 _INSTEAD = "Return its result: if it is async, write it and what wraps it with `async def`."
-_PLAIN = (uuid.UUID, decimal.Decimal, dt.date, dt.datetime, dt.time)
 
 
 def idempotent(
@@ -93,7 +90,8 @@ def idempotent(
     """Carry the function out once for each key.
 
     `key` and `scope` name an argument, or are called with all of them; `compare` names those that
-    make it the same call, else all but `tx` and the key. `tx` names the session or connection.
+    make it the same call, else all but `tx` and the key. `tx` names the session or connection. All
+    but `tx` may name a member too: `compare=["order.id"]`.
     """
     if (tx is None) == (keys is None):
         raise ConfigurationError("idempotent needs tx= (your session) or keys= (Keys), not both.")
@@ -141,8 +139,9 @@ class _Call:
         self.keys = keys
         self._key, self._tx, self._scope, self._compare = key, tx, scope, compare
         self._signature = inspect.signature(function)
-        for name in (key, tx, scope, *(compare or ())):
-            if isinstance(name, str) and name not in self._signature.parameters:
+        members = [each for each in (key, scope, *(compare or ())) if isinstance(each, str)]
+        for name in (tx, *(each.partition(".")[0] for each in members)):
+            if name is not None and name not in self._signature.parameters:
                 called = getattr(function, "__qualname__", None) or repr(function)
                 raise ConfigurationError(f"{called} has no argument {name!r}.")
 
@@ -290,16 +289,19 @@ class _Call:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values = bound.arguments
-        given = values[self._key] if isinstance(self._key, str) else self._key(*args, **kwargs)
-        key = key_of_call(given, self.operation)
-        who: Any = "shared"
-        if self._scope is not None:
-            named = isinstance(self._scope, str)
-            who = values[self._scope] if named else self._scope(*args, **kwargs)  # type: ignore[index,operator]
+
+        def found(named: str | Callable[..., Any]) -> Any:
+            if isinstance(named, str):
+                return member(values, named, self.operation)
+            return named(*args, **kwargs)
+
+        key = key_of_call(found(self._key), self.operation)
+        who = "shared" if self._scope is None else found(self._scope)
         wanted = self._compare
         if wanted is None:
             wanted = [name for name in values if name not in (self._tx, self._key, self._scope)]
-        digest = _digest({name: values[name] for name in wanted}, self.operation)
+        compared = {name: member(values, name, self.operation) for name in wanted}
+        digest = fingerprint_of(compared, self.operation)
         name = Name(scope_name(who), self.operation, key)
         asked = Asked(name, digest, self.policy)
         if self._tx is None:
@@ -351,23 +353,6 @@ def key_of_call(given: object, operation: str) -> str:
 def _names(given: object) -> bool:
     """Whether it names something as text does; what is missing, None before all, does not."""
     return isinstance(given, int | uuid.UUID) and not isinstance(given, bool)
-
-
-def _digest(values: dict[str, Any], operation: str) -> str:
-    try:
-        text = json.dumps(values, sort_keys=True, default=_plain)
-    except (TypeError, ValueError):
-        raise ConfigurationError(
-            f"{operation} has arguments that are not JSON: say which of them make it the same "
-            'call, with compare=["…"].'
-        ) from None
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, _PLAIN):
-        return str(value)
-    raise TypeError
 
 
 def _answer(value: Any) -> Answer:

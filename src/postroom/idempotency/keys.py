@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from postroom import framework
 from postroom.calling import is_async
 from postroom.errors import ConfigurationError
 from postroom.idempotency import problems
@@ -34,6 +35,7 @@ from postroom.idempotency.rules import (
 )
 
 if TYPE_CHECKING:
+    from postroom.idempotency.engines import Engines
     from postroom.idempotency.leases import Beats
 
 __all__ = ["AT_CLAIM", "SHARED", "UNKEYED", "Keys", "Seen", "asked_of"]
@@ -70,13 +72,18 @@ class Seen:
 
 
 class Keys:
-    """Idempotency keys in one database: give it to a middleware or a decorator."""
+    """Idempotency keys in one database: give it to a middleware or a decorator.
+
+    In a Django project `using` names an alias of DATABASES in place of a URL; without both it is
+    the one of POSTROOM. It is resolved at use, so that tests work on the test database.
+    """
 
     def __init__(
         self,
-        database: str,
+        database: str | None = None,
         *,
         scope: Callable[[Any], Any],
+        using: str | None = None,
         policies: Policies | Mapping[str, Policy] | None = None,
         connections: int = 10,
         timeout_seconds: float = 10.0,
@@ -88,9 +95,9 @@ class Keys:
             )
         if not timeout_seconds > 0:
             raise ConfigurationError("timeout_seconds of Keys must be above zero.")
-        from postroom.idempotency.engines import Engines
-
-        self.engines = Engines(database, connections=connections, timeout_seconds=timeout_seconds)
+        self.engines = _engines(
+            database, using, connections=connections, timeout_seconds=timeout_seconds
+        )
         self.scope = scope
         self.policies = checked_policies(policies)
         if scope is AT_CLAIM and self.policies.has_external:
@@ -160,7 +167,24 @@ class Keys:
         self.engines.close()
 
     def __repr__(self) -> str:
-        return f"Keys({self.engines.target.safe!r})"
+        return f"Keys({self.engines.name!r})"
+
+
+def _engines(database: str | None, using: str | None, **how: Any) -> Engines:
+    from postroom.idempotency.engines import Engines
+
+    if database is not None and using is not None:
+        raise ConfigurationError("Keys takes a database URL or using=…, not both.")
+    if database is not None:
+        return Engines(database, **how)
+    if (host := framework.present()) is None:
+        raise ConfigurationError(
+            'Keys needs a database URL, or in a Django project the app "postroom.django" in '
+            "INSTALLED_APPS and using=…."
+        )
+    from postroom.idempotency.django_engines import DjangoEngines
+
+    return DjangoEngines(host, using, **how)
 
 
 def needs_body(policy: Policy, seen: Seen) -> bool:

@@ -4,9 +4,10 @@
 -- Assignments are made in their order, and see those before them: the owner says whether we have taken
 -- it, and what the conditions ask for changes last.
 INSERT INTO postroom_idempotency_key
-       (scope, operation, `key`, fingerprint, mode, status, owner, locked_until, expires_at, request)
+       (scope, operation, `key`, fingerprint, mode, status, owner, locked_until, lease_us,
+        expires_at, request)
 VALUES (:scope, :operation, :key, :fingerprint, :mode, 'pending', :owner,
-        UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND,
+        UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND, :lease_us,
         UTC_TIMESTAMP(6) + INTERVAL :keep_us MICROSECOND, :request)
 ON DUPLICATE KEY UPDATE
     owner = IF((expires_at <= UTC_TIMESTAMP(6) AND
@@ -38,6 +39,7 @@ ON DUPLICATE KEY UPDATE
     body_absent = IF(owner = VALUES(owner), NULL, body_absent),
     error = IF(owner = VALUES(owner), NULL, error),
     locked_until = IF(owner = VALUES(owner), VALUES(locked_until), locked_until),
+    lease_us = IF(owner = VALUES(owner), VALUES(lease_us), lease_us),
     status = IF(owner = VALUES(owner), 'pending', status),
     expires_at = IF(owner = VALUES(owner), VALUES(expires_at), expires_at)
 RETURNING owner, epoch, status, mode, fingerprint, attempts,
@@ -97,9 +99,22 @@ UNION ALL
  WHERE expires_at <= UTC_TIMESTAMP(6) AND mode = 'same' AND status = 'pending'
  ORDER BY expires_at LIMIT :rows)
 
+-- name: cap
+UPDATE postroom_idempotency_key
+   SET locked_until = UTC_TIMESTAMP(6) + INTERVAL COALESCE(lease_us, :lease_us) MICROSECOND
+ WHERE scope = :scope AND operation = :operation AND `key` = :key AND status = 'pending'
+   AND locked_until > UTC_TIMESTAMP(6) + INTERVAL COALESCE(lease_us, :lease_us) MICROSECOND;
+SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
+
+-- name: cap_all
+UPDATE postroom_idempotency_key
+   SET locked_until = UTC_TIMESTAMP(6) + INTERVAL lease_us MICROSECOND
+ WHERE locked_until > UTC_TIMESTAMP(6) AND status = 'pending'
+   AND locked_until > UTC_TIMESTAMP(6) + INTERVAL lease_us MICROSECOND
+
 -- name: beat
 UPDATE postroom_idempotency_key
-   SET locked_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND
+   SET locked_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND, lease_us = :lease_us
  WHERE scope = :scope AND operation = :operation AND `key` = :key AND owner = :owner
    AND epoch = :epoch AND status = 'pending';
 SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
@@ -107,7 +122,7 @@ SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
 -- name: advance
 UPDATE postroom_idempotency_key
    SET recovery_point = :recovery_point, progress = :progress,
-       locked_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND
+       locked_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND, lease_us = :lease_us
  WHERE scope = :scope AND operation = :operation AND `key` = :key AND owner = :owner
    AND epoch = :epoch AND status = 'pending';
 SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;
@@ -135,7 +150,7 @@ SELECT scope, operation, `key`, epoch, attempts FROM postroom_idempotency_key
 -- name: adopt
 UPDATE postroom_idempotency_key
    SET owner = :owner, epoch = epoch + 1, attempts = attempts + 1, status = 'pending',
-       locked_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND
+       locked_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND, lease_us = :lease_us
  WHERE scope = :scope AND operation = :operation AND `key` = :key AND epoch = :epoch
    AND mode = 'resume' AND status IN ('pending', 'failed') AND locked_until <= UTC_TIMESTAMP(6);
 SELECT 1 FROM DUAL WHERE ROW_COUNT() > 0;

@@ -17,10 +17,12 @@ WITH there AS MATERIALIZED (
        AND k.key = CAST(:key AS text)),
 mine AS (
     INSERT INTO postroom.idempotency_key AS k
-           (scope, operation, key, fingerprint, mode, status, owner, locked_until, expires_at, request)
+           (scope, operation, key, fingerprint, mode, status, owner, locked_until, lease_us,
+           expires_at, request)
     SELECT CAST(:scope AS text), CAST(:operation AS text), CAST(:key AS text),
            CAST(:fingerprint AS text), CAST(:mode AS text), 'pending', CAST(:owner AS text),
            clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond',
+           CAST(:lease_us AS bigint),
            clock_timestamp() + CAST(:keep_us AS bigint) * interval '1 microsecond',
            CAST(:request AS bytea)
      WHERE NOT EXISTS (SELECT 1 FROM there t WHERE NOT t.free)
@@ -39,6 +41,7 @@ mine AS (
                              THEN k.created_at ELSE clock_timestamp() END,
            fingerprint = excluded.fingerprint, mode = excluded.mode, status = 'pending',
            owner = excluded.owner, epoch = k.epoch + 1, locked_until = excluded.locked_until,
+           lease_us = excluded.lease_us,
            expires_at = excluded.expires_at, request = excluded.request, response_status = NULL,
            response_headers = NULL, response_body = NULL, body_absent = NULL, error = NULL
      WHERE (k.expires_at <= clock_timestamp() AND
@@ -127,9 +130,28 @@ UNION ALL
  WHERE expires_at <= statement_timestamp() AND mode = 'same' AND status = 'pending'
  ORDER BY expires_at LIMIT CAST(:rows AS bigint))
 
+-- name: cap
+-- A lease that ends later than its owner could have written it: the database's clock went back. It
+-- ends one lease from now; an owner that lives renews it before, so it is never taken from one.
+UPDATE postroom.idempotency_key
+   SET locked_until = clock_timestamp()
+                      + coalesce(lease_us, CAST(:lease_us AS bigint)) * interval '1 microsecond'
+ WHERE scope = :scope AND operation = :operation AND key = :key AND status = 'pending'
+   AND locked_until > clock_timestamp()
+                      + coalesce(lease_us, CAST(:lease_us AS bigint)) * interval '1 microsecond'
+RETURNING 1
+
+-- name: cap_all
+-- The same for every request in flight.
+UPDATE postroom.idempotency_key
+   SET locked_until = clock_timestamp() + lease_us * interval '1 microsecond'
+ WHERE locked_until > statement_timestamp() AND status = 'pending'
+   AND locked_until > clock_timestamp() + lease_us * interval '1 microsecond'
+
 -- name: beat
 UPDATE postroom.idempotency_key
-   SET locked_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond'
+   SET locked_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond',
+       lease_us = CAST(:lease_us AS bigint)
  WHERE scope = :scope AND operation = :operation AND key = :key AND owner = :owner
    AND epoch = :epoch AND status = 'pending'
 RETURNING 1
@@ -138,7 +160,8 @@ RETURNING 1
 -- In the transaction of the work itself: a recovery point and what was done are there together.
 UPDATE postroom.idempotency_key
    SET recovery_point = CAST(:recovery_point AS text), progress = CAST(:progress AS text),
-       locked_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond'
+       locked_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond',
+       lease_us = CAST(:lease_us AS bigint)
  WHERE scope = :scope AND operation = :operation AND key = :key AND owner = :owner
    AND epoch = :epoch AND status = 'pending'
 RETURNING 1
@@ -174,7 +197,8 @@ SELECT scope, operation, key, epoch, attempts FROM postroom.idempotency_key
 -- A worker takes one over; of two that try, one finds the epoch changed.
 UPDATE postroom.idempotency_key
    SET owner = CAST(:owner AS text), epoch = epoch + 1, attempts = attempts + 1, status = 'pending',
-       locked_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond'
+       locked_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond',
+       lease_us = CAST(:lease_us AS bigint)
  WHERE scope = :scope AND operation = :operation AND key = :key AND epoch = :epoch
    AND mode = 'resume' AND status IN ('pending', 'failed') AND locked_until <= clock_timestamp()
 RETURNING 1

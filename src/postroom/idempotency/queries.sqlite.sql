@@ -3,8 +3,10 @@
 
 -- name: claim
 INSERT INTO postroom_idempotency_key
-       (scope, operation, key, fingerprint, mode, status, owner, locked_until, expires_at, request)
+       (scope, operation, key, fingerprint, mode, status, owner, locked_until, lease_us,
+        expires_at, request)
 VALUES (:scope, :operation, :key, :fingerprint, :mode, 'pending', :owner, NOW_US + :lease_us,
+        :lease_us,
         NOW_US + :keep_us, :request)
 ON CONFLICT (scope, operation, key) DO UPDATE
    SET recovery_point = CASE WHEN expires_at > NOW_US OR status = 'pending'
@@ -18,6 +20,7 @@ ON CONFLICT (scope, operation, key) DO UPDATE
                          THEN created_at ELSE NOW_US END,
        fingerprint = excluded.fingerprint, mode = excluded.mode, status = 'pending',
        owner = excluded.owner, epoch = epoch + 1, locked_until = excluded.locked_until,
+       lease_us = excluded.lease_us,
        expires_at = excluded.expires_at, request = excluded.request, response_status = NULL,
        response_headers = NULL, response_body = NULL, body_absent = NULL, error = NULL
  WHERE (expires_at <= NOW_US
@@ -80,15 +83,26 @@ SELECT * FROM (SELECT scope, operation, key, epoch FROM postroom_idempotency_key
  WHERE expires_at <= NOW_US AND mode = 'same' AND status = 'pending'
  ORDER BY expires_at LIMIT :rows)
 
+-- name: cap
+UPDATE postroom_idempotency_key SET locked_until = NOW_US + COALESCE(lease_us, :lease_us)
+ WHERE scope = :scope AND operation = :operation AND key = :key AND status = 'pending'
+   AND locked_until > NOW_US + COALESCE(lease_us, :lease_us);
+SELECT 1 WHERE changes() > 0;
+
+-- name: cap_all
+UPDATE postroom_idempotency_key SET locked_until = NOW_US + lease_us
+ WHERE locked_until > NOW_US AND status = 'pending' AND locked_until > NOW_US + lease_us
+
 -- name: beat
-UPDATE postroom_idempotency_key SET locked_until = NOW_US + :lease_us
+UPDATE postroom_idempotency_key SET locked_until = NOW_US + :lease_us, lease_us = :lease_us
  WHERE scope = :scope AND operation = :operation AND key = :key AND owner = :owner
    AND epoch = :epoch AND status = 'pending';
 SELECT 1 WHERE changes() > 0;
 
 -- name: advance
 UPDATE postroom_idempotency_key
-   SET recovery_point = :recovery_point, progress = :progress, locked_until = NOW_US + :lease_us
+   SET recovery_point = :recovery_point, progress = :progress, locked_until = NOW_US + :lease_us,
+       lease_us = :lease_us
  WHERE scope = :scope AND operation = :operation AND key = :key AND owner = :owner
    AND epoch = :epoch AND status = 'pending';
 SELECT 1 WHERE changes() > 0;
@@ -116,7 +130,7 @@ SELECT scope, operation, key, epoch, attempts FROM postroom_idempotency_key
 -- name: adopt
 UPDATE postroom_idempotency_key
    SET owner = :owner, epoch = epoch + 1, attempts = attempts + 1, status = 'pending',
-       locked_until = NOW_US + :lease_us
+       locked_until = NOW_US + :lease_us, lease_us = :lease_us
  WHERE scope = :scope AND operation = :operation AND key = :key AND epoch = :epoch
    AND mode = 'resume' AND status IN ('pending', 'failed') AND locked_until <= NOW_US;
 SELECT 1 WHERE changes() > 0;

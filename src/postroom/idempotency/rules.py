@@ -64,7 +64,15 @@ _PASSING = frozenset((401, 403, 407, 408, 409, 421, 423, 424, 425, 426, 428, 429
 # What routers and proxies say of a request that came without a slash, or without TLS. (302 and 303
 # are what views say when they are done.)
 _ELSEWHERE = frozenset((301, 307, 308))
-_QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
+# A structured-field item (RFC 9651): a string, and parameters that mean nothing here.
+_STRING = r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"'
+_VALUES = (
+    r"-?\d{1,15}", r"-?\d{1,12}\.\d{1,3}", _STRING.replace("((", "(?:(", 1),
+    r"[A-Za-z*][!#$%&'*+.^_`|~0-9A-Za-z:/-]*", r":[A-Za-z0-9+/=]*:", r"\?[01]", r"@-?\d{1,15}",
+    r'%"(?:[\x20-\x21\x23-\x24\x26-\x7e]|%[0-9a-f]{2})*"',
+)  # fmt: skip
+_PARAMETER = rf"; *[a-z*][a-z0-9_.*-]*(?:=(?:{'|'.join(_VALUES)}))?"
+_QUOTED = re.compile(f"{_STRING}(?:{_PARAMETER})*")
 _BARE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _ESCAPE = re.compile(r'\\(["\\])')
 # As servers send them (RFC 9110): a token, and text in Latin-1 without line breaks.
@@ -73,7 +81,8 @@ _VALUE = re.compile(r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7
 
 
 def parse_key(values: Sequence[str]) -> str | None:
-    """The key in the values of its header: a quoted string (RFC 8941) or bare; None without one."""
+    """The key in the values of its header: a quoted string (RFC 9651), whose parameters are
+    ignored, or bare; None without one."""
     if not values:
         return None
     if len(values) > 1:

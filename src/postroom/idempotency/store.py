@@ -19,7 +19,7 @@ from postroom.idempotency.rules import (
     judge,
     owned,
 )
-from postroom.leasing import lease_us
+from postroom.leasing import lease_us, leased
 
 __all__ = [
     "ROOM",
@@ -80,8 +80,18 @@ def claim(
                 told = yield Statement(ROOM, "lose", {**name._asdict(), "epoch": verdict.epoch})
                 if not told:
                     continue  # its owner was alive after all, or has just finished
+            if isinstance(verdict, Running) and (yield from _capped(name, verdict, lease_seconds)):
+                continue
             return verdict
     return Running(1.0)  # it changes hands as fast as it is claimed
+
+
+def _capped(name: Name, running: Running, lease_seconds: float | None) -> Flow[bool]:
+    """Whether a lease that ends too late was cut to one lease from now: the clock went back."""
+    if lease_seconds is None or running.retry_after_seconds <= leased(lease_seconds):
+        return False
+    values = {**name._asdict(), "lease_us": lease_us(lease_seconds)}
+    return bool((yield Statement(ROOM, "cap", values)))
 
 
 def patiently(claiming: Flow[Verdict], wait_seconds: float | None) -> Flow[Verdict]:
@@ -202,6 +212,7 @@ def adopt(name: Name, epoch: int, *, lease_seconds: float) -> Flow[tuple[Claim, 
 
 def sweep(rows: int) -> Flow[list[Name]]:
     """Call what its owner has left indeterminate, whether or not its client comes back."""
+    yield Statement(ROOM, "cap_all", {})
     found = yield Statement(ROOM, "lost", {"rows": rows})
     names = []
     for scope, operation, key, epoch in found:
