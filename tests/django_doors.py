@@ -22,7 +22,9 @@ import psycopg.rows
 import pymysql
 from django.conf import settings
 
+from postroom import framework
 from postroom.databases.kinds import link_of
+from postroom.inbox import giving
 
 DRIVERS = os.environ.get("POSTROOM_TEST_DJANGO", "psycopg,pymysql").split(",")
 DRIVER = {
@@ -71,6 +73,11 @@ if not settings.configured:
     )
     django.setup()
     _choose_drivers()
+
+# Set up for its connections alone: other tests of this process are no Django project.
+FRAMEWORK = framework.present()
+framework._present = None
+giving.is_set_up = lambda: False
 
 from django.db import connections, transaction  # noqa: E402
 from django.utils.connection import ConnectionProxy  # noqa: E402

@@ -117,7 +117,14 @@ def test_options_of_django_and_help(site: Site) -> None:
 
 @one_database
 def test_mistakes_are_one_sentence(site: Site) -> None:
+    site.manage("migrate", "-v0", "postroom", "0005")
+    done = site.run("postroom", "relay", "--once", "--broker", "stdout://")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "are of version 5, this relay needs version" in done.stderr
+    assert ": run `manage.py migrate`." in done.stderr
     site.manage("migrate", "-v0")
+    done = site.run("postroom", "dead", "show", "01890a5d-ac96-774b-bcce-b302099a8057")
+    assert "`manage.py postroom dead list`" in done.stderr
     done = site.run("postroom", "relay")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "No broker URL" in done.stderr

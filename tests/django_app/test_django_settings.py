@@ -20,6 +20,8 @@ WRONG = {
         {"brokr_url": "x"},
         r"'brokr_url'\] is not a setting; did you mean 'broker_url'",
     ),
+    "shortened": ({"broker": "nats://x"}, "did you mean 'broker_url'"),
+    "no broker": ({"broker_url": "rabbit://x"}, r"\['broker_url'\]: no broker for rabbit://"),
     "capitals": ({"BROKER_URL": "x"}, "did you mean 'broker_url'"),
     "unheard of": ({"zebra": 1}, "it may hold database, database_url, broker_url, brokers, relay"),
     "brokers no dict": ({"brokers": 1}, "brokers in postroom.toml must be a table"),
@@ -54,6 +56,12 @@ def test_what_is_wrong_is_said(name: str) -> None:
         with pytest.raises(ConfigurationError, match=said):
             settings.outbox()
         assert settings.problems() == [found.msg]
+
+
+def test_keys_that_are_nowhere_are_found_by_the_check() -> None:
+    with override_settings(POSTROOM={"keys": "shop.nokeys.keys"}):
+        (found,) = checks.run_checks(tags=["postroom"])
+        assert found.msg == "POSTROOM['keys'] cannot be imported: No module named 'shop'."
 
 
 def test_several_mistakes_are_said_at_once() -> None:

@@ -5,9 +5,13 @@ are learnt from a run in which nothing goes wrong, and then each is the end of a
 a kill or by an error before or after the effect; on MariaDB and SQLite half of them, by a seed.
 """
 
+import re
 import time
+from collections import Counter as Points
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counters import Counter
@@ -18,6 +22,7 @@ from helpers import eventually
 
 pytestmark = pytest.mark.guarantee
 
+INSIDE = re.compile(r"consumer\.(handler|commit|ack)|sql\.(begin|enter|claim|lock|drop|insert)")
 SMALL = {"chunk_rows": 4, "concurrency": 2, "in_hand_rows": 16}
 
 
@@ -37,19 +42,21 @@ def errors(points: dict[str, int]) -> list[Case]:
             for at in sorted({1, passes})
         ]
     # What fails at the start ends the consumer, and nothing behind it would be come to.
-    fatal = sorted(point for point in points if point.startswith(("link.", "sql.meta")))
+    fatal = sorted(
+        point for point in points if point.startswith(("link.", "sql.meta", "sql.begin"))
+    )
     survived = sorted(points.keys() - set(fatal))
     return [Case("error", tuple(group)) for group in [*([p] for p in fatal), *together(survived)]]
 
 
-def run_case(world: World, case: Case) -> str:
+def run_case(world: World, case: Case, **how: Any) -> str:
     counter = Counter(world)
     counter.send_scenario()
-    child = counter.start(case.failpoints, settings=SMALL)
+    child = counter.start(case.failpoints, settings=SMALL, **how)
     code = finish(counter, child)
     if not counter.settled():
         assert code != 0, "a consumer that stopped in good order left work behind"
-        successor = counter.start(settings=SMALL)
+        successor = counter.start(settings=SMALL, **how)
         assert finish(counter, successor) == 0, successor.log
     counter.judge()
     end = "killed" if code == -9 else "survived" if code == 0 else "gave up"
@@ -76,6 +83,30 @@ def test_a_consumer_may_die_at_any_point(
     chosen = share([*kills(points), *errors(points)], kind, seed)
     ends = sweep(lambda: new_world(kind), chosen, run_case)
     tell(kind, begun, len(chosen), f"{len(points)} points", ends)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_consumer_on_django_s_connection_may_die_at_any_point_of_its_transactions(
+    kind: str, seed: str, new_world: Callable[[str], World]
+) -> None:
+    """Only the points inside a transaction of handlers differ from the sweep above."""
+    begun = time.perf_counter()
+    world = new_world(kind)
+    log: Path = world.folder / "points"
+    counter = Counter(world)
+    counter.send_scenario()
+    child = counter.start(log=log, settings=SMALL, django=True)
+    assert finish(counter, child) == 0, child.log
+    counter.judge()
+    points = learn(log)
+    assert points["sql.begin.after"]  # handlers worked on Django's connection
+    inside = re.compile(
+        r"consumer\.(handler|commit|ack)\.|sql\.(begin|enter|claim|lock|drop|insert)"
+    )
+    differing = Points({name: passes for name, passes in points.items() if inside.match(name)})
+    chosen = share([*kills(differing), *errors(differing)], kind, seed)
+    ends = sweep(lambda: new_world(kind), chosen, partial(run_case, django=True))
+    tell(kind, begun, len(chosen), f"{len(differing)} points", ends)
 
 
 @pytest.mark.parametrize("kind", KINDS)

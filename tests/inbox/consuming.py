@@ -53,7 +53,7 @@ class House:
     heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def consumer(self, name: str = "billing", **how: Any) -> Consumer:
-        how = QUICK | {"retry": QUICK_RETRY, "topics": ["orders"]} | how
+        how = QUICK | {"retry": QUICK_RETRY, "topics": ["orders"], "gives": "session"} | how
         return Consumer(name, self.stage.url, f"memory://{self.broker.name}", **how)
 
     def applying(self, name: str = "billing", **how: Any) -> Consumer:

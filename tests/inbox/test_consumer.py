@@ -455,7 +455,7 @@ def test_what_cannot_work_is_said_at_once(house: House) -> None:
 
 
 async def test_without_topics_or_handlers_it_does_not_start(house: House) -> None:
-    consumer = Consumer("billing", house.stage.url, "memory://")
+    consumer = Consumer("billing", house.stage.url, "memory://", gives="session")
     with pytest.raises(ConfigurationError, match="no handlers"):
         await consumer.run()
     consumer.on("note")(lambda event, tx: None)

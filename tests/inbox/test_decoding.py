@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from postroom.errors import InvalidMessage
 from postroom.inbox.decoding import decode, plain
-from postroom.messages import encode_payload
+from postroom.payloads import encode_payload
 
 
 class Colour(enum.Enum):

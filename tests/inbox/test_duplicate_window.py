@@ -41,7 +41,9 @@ async def test_an_outage_longer_than_the_window_is_applied_once(
             await broker.close()
         stored = (await client.jetstream().stream_info(topic)).state.messages
     assert stored > len(batch), "the window has let copies through"
-    consumer = Consumer("billing", house.stage.url, nats_server.url, topics=[topic], **QUICK)
+    consumer = Consumer(
+        "billing", house.stage.url, nats_server.url, topics=[topic], gives="session", **QUICK
+    )
 
     @consumer.on("note")
     async def handle(event: Any, tx: Any) -> None:

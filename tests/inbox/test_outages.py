@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 from consuming import House, apply, make_house, note, notes
+from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
 from helpers import eventually_async
+from postroom import failpoints, signals
+from postroom.errors import Unreachable
 from postroom.inbox import store
 from postroom.inbox.rules import LOST_TRIES
+from postroom.ops.metrics import Metrics
 from postroom.retry import RetryPolicy
 from servers import MariaDBServer, PostgresServer
 from stages import Stages
@@ -138,6 +142,44 @@ async def test_the_broker_is_down_and_comes_back(house: House) -> None:
         await eventually_async(lambda: len(house.effects()) == 11, 20)
         assert house.said("consumer.broker_back")
     assert house.by_key() == {"k0": list(range(6)), "k1": list(range(5))}
+
+
+async def test_a_broker_that_cannot_be_subscribed_to_is_not_a_lost_database(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Database and broker are lost together, and the database is back first."""
+    consumer, receive = house.applying(), house.broker.receive
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise Unreachable("cannot connect to the broker")
+
+    metrics = Metrics(CollectorRegistry())
+    stop = signals.listen(metrics)
+    async with consumer:
+        await house.send(note("k", 0))
+        await eventually_async(lambda: house.effects() == [("k", 0)])
+        monkeypatch.setattr(house.broker, "receive", refuse)
+        failpoints.arm("sql.beat.before", lose)
+        await eventually_async(lambda: house.said("database.lost"))
+        failpoints.clear()
+        await eventually_async(lambda: len(house.said("consumer.broker_lost")) > 1)
+        assert house.said("database.back")
+        assert consumer.health().unready == ("broker: cannot connect to the broker",)
+        monkeypatch.setattr(house.broker, "receive", receive)
+        await house.send(note("k", 1))
+        await eventually_async(lambda: house.effects() == [("k", 0), ("k", 1)])
+        assert len(house.said("consumer.broker_back")) == 1
+        assert consumer.health().ready
+    stop()
+    assert [
+        each["error"] for each in house.said("database.lost") if "broker" in each["error"]
+    ] == []
+    lost = metrics.of_consumers["consumer.broker_lost"].labels("billing")
+    assert lost._value.get() == len(house.said("consumer.broker_lost"))
+
+
+def lose() -> None:
+    raise ConnectionResetError("the connection was ended")
 
 
 async def test_a_yes_that_does_not_arrive_makes_duplicates_and_nothing_else(house: House) -> None:

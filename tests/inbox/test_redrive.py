@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from consuming import House, apply, note, notes
 
+from helpers import eventually_async
 from postroom import Consumer
+from postroom.dead_letters import redriver
 from postroom.errors import Refused
 from postroom.ops import actions
 from postroom.ops import jobs as jobs_room
@@ -122,7 +124,8 @@ async def test_many_at_once_as_a_job(house: House) -> None:
     assert house.effects("shipping") == []
     told = (await jobs_room.show(url, job.id)).told()
     assert told["delivered"] == 3
-    assert (await jobs_room.count(url, "redrive", Wish())) == []
+    left = await jobs_room.count(url, "redrive", Wish())
+    assert [(group["source"], group["count"]) for group in left] == [("consumer:shipping", 3)]
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -144,3 +147,20 @@ async def test_what_it_still_has_is_not_forgotten(house: House, key: str | None)
     # Then it is remembered from now on, and forgotten in its time.
     (pruned,) = await prune(house.stage.url, {"inbox": 0}, given=True)
     assert (pruned.count, house.inbox()) == (1, [])
+
+
+async def test_a_rule_of_a_consumer_redrives_its_own_letters_alone(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.send(*notes(keys=2, each=3))
+    assert (await dying(house, "billing", 1).drain_once()).buried == 2
+    assert (await dying(house, "other", 1).drain_once()).buried == 2
+    monkeypatch.setattr(redriver, "ROUND_SECONDS", 0.05)
+    rule = {"redrive_codes": "RuntimeError", "redrive_after_seconds": 0}
+    async with dying(house, "billing", **rule, redrive_per_minute=60_000):
+        await eventually_async(lambda: len(house.effects("billing")) == 6)
+    assert house.by_key("billing") == {"k0": [0, 1, 2], "k1": [0, 1, 2]}
+    left = await actions.dead_list(house.stage.url)
+    assert {letter["source"] for letter in left} == {"consumer:other"}
+    entries = await actions.audit_list(house.stage.url, what="dead.redrive")
+    assert [entry["why"] for entry in entries] == ["RuntimeError, redrive 1 of 3"] * 2

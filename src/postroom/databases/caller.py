@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from postroom.databases.kinds import Kind, bare, kind_of
-from postroom.errors import SeveralBinds, WouldCommitAlone, WrongCall
+from postroom.errors import SeveralBinds, WouldCommitAlone, WrongCall, with_article
 from postroom.flow import Flow, run, run_async
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def carry_out(tx: Any, flow: Flow[T], *, what: str, instead: str, bind: Bind = N
     kind = kind_of(tx)
     if kind.is_async:
         flow.close()
-        raise WrongCall(f"a {kind.name} is asynchronous: write `await {instead}(...)`")
+        raise WrongCall(f"{with_article(kind.name)} is asynchronous: write `await {instead}(...)`")
     return _carry_out(kind, tx, flow, what, bind)
 
 

@@ -148,6 +148,7 @@ class WorkerLink:
         self.driver: Any = opened.driver
         self.pooled = opened.pooled
         self.lost = False
+        self._why: Exception | None = None  # the error that ended it
         self.asked_at: float | None = None  # since when a statement is under way
         self._opened = opened
         self._idle_ms = max(int(idle_seconds * 1000), 100)
@@ -193,8 +194,14 @@ class WorkerLink:
             return await self._link.execute(statement)
 
     async def transact(self, flow: Flow[T]) -> T:
-        """Carry out a flow in one transaction and commit it."""
+        """Carry out a flow in one transaction and commit it.
+
+        On SQLite the flow runs in the connection's thread, so that the file's lock never waits for
+        the event loop, which a synchronous writer of the application may block.
+        """
         async with self._guarded():
+            if isinstance(self._link, AiosqliteLink):
+                return await self._link.transact(self._begin, flow)
             failpoints.hit("tx.begin.before")
             await self._plain(self._begin)
             failpoints.hit("tx.begin.after")
@@ -220,7 +227,7 @@ class WorkerLink:
     async def _guarded(self) -> Any:
         async with self._turn:
             if self.lost:
-                raise DatabaseLost("the connection is gone")
+                raise DatabaseLost("the connection is gone") from self._why
             self.asked_at = time.monotonic()
             try:
                 async with asyncio.timeout(self.database.timeout_seconds):
@@ -229,6 +236,7 @@ class WorkerLink:
                 await self.close()
                 raise
             except Exception as error:
+                self._why = error
                 await self.close()
                 raise DatabaseLost(str(error)) from error
             finally:

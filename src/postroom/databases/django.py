@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,13 @@ from postroom.databases.sql import DIALECTS
 from postroom.errors import UnknownConnection, WrongCall
 from postroom.flow import Link, Rows, Statement
 
-__all__ = ["DjangoLink", "dialect_of"]
+__all__ = ["DjangoLink", "dialect_of", "is_set_up"]
+
+
+def is_set_up() -> bool:
+    """Whether Django's apps are loaded in this process, so that its ORM can be used."""
+    registry = sys.modules.get("django.apps")
+    return registry is not None and bool(registry.apps.ready)
 
 
 def dialect_of(connection: Any) -> str:

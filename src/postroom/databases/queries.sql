@@ -63,6 +63,18 @@ SELECT 1 FROM postroom.ledger LIMIT 1
 SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
  WHERE n.nspname = 'postroom'
 
+-- name: caches
+-- only: postgresql
+-- Tables whose positions are handed out in advance: a session that has some left gives a later
+-- message a lower one.
+SELECT CAST(CAST(d.refobjid AS regclass) AS text), q.seqcache
+  FROM pg_sequence q
+  JOIN pg_depend d ON d.objid = q.seqrelid AND d.refobjsubid > 0
+                  AND d.classid = CAST('pg_class' AS regclass)
+ WHERE d.refobjid = ANY(ARRAY[to_regclass('postroom.outbox'), to_regclass('postroom.inbox_held')])
+   AND q.seqcache <> 1
+ ORDER BY 1
+
 -- name: lane_count
 SELECT count(*) FROM postroom.lane
 

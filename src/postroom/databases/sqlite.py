@@ -3,20 +3,25 @@ and reads text as str whatever the connection's text factory is."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from postroom.databases.steps import Manner, Step, drive, drive_async
+from postroom import failpoints
+from postroom.databases.steps import Manner, Step, drive
 from postroom.errors import UnknownConnection
-from postroom.flow import Rows, Statement
+from postroom.flow import Flow, Rows, Statement, run
 
 if TYPE_CHECKING:
     import aiosqlite
 
 __all__ = ["AiosqliteLink", "SqliteLink"]
 
+T = TypeVar("T")
 _MANNER = Manner("sqlite", "qmark")
 
 
@@ -66,14 +71,19 @@ class SqliteLink:
 
 
 class AiosqliteLink:
-    """Carries out statements on an `aiosqlite.Connection`."""
+    """Carries out statements on an `aiosqlite.Connection`, each in one call to its thread.
+
+    SQLite keeps a file's lock until a statement has returned its last row. With several calls for
+    one statement the lock would wait for the event loop, and a synchronous writer on the same loop
+    for the lock.
+    """
 
     dialect = "sqlite"
 
     def __init__(self, connection: aiosqlite.Connection) -> None:
         self.connection = connection
         try:
-            self._inside = connection._conn
+            self._link = SqliteLink(connection._conn)
         except ValueError:
             raise UnknownConnection(
                 "this aiosqlite connection is not open: write `async with aiosqlite.connect(...) "
@@ -81,18 +91,58 @@ class AiosqliteLink:
             ) from None
 
     def commits_alone(self) -> bool:
-        return _commits_alone(self._inside)
+        return self._link.commits_alone()
 
     async def execute(self, statement: Statement) -> Rows:
-        return await drive_async(statement, _MANNER, self._take)
+        return await self._call(partial(self._link.execute, statement))
 
-    async def _take(self, step: Step) -> Rows | None:
-        async with self.connection.cursor() as cursor:
-            cursor.row_factory = None
-            if step.many is not None:
-                await cursor.executemany(step.text, step.many)
-                return None
-            with _text_as_str(self.connection):
-                await cursor.execute(step.text, step.values)
-                rows = await cursor.fetchall()
-                return list(rows) if cursor.description else None  # type: ignore[arg-type]
+    async def transact(self, begin: str, flow: Flow[T]) -> T:
+        """Carry out a flow from BEGIN to COMMIT in one call to the thread.
+
+        The thread rolls the transaction back if the caller is cancelled before the COMMIT.
+        """
+        abandoned = Event()
+        try:
+            return await self._call(partial(self._transact, begin, flow, abandoned))
+        except asyncio.CancelledError:
+            abandoned.set()
+            raise
+
+    def _transact(self, begin: str, flow: Flow[T], abandoned: Event) -> T:
+        connection, link = self._link.connection, _Abandonable(self._link, abandoned)
+        try:
+            link.check()
+            failpoints.hit("tx.begin.before")
+            connection.execute(begin)
+            failpoints.hit("tx.begin.after")
+            result = run(flow, link)
+            failpoints.hit("tx.commit.before")
+            link.check()
+            connection.execute("COMMIT")
+            failpoints.hit("tx.commit.after")
+            return result
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.rollback()
+            raise
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await self.connection._execute(work)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Abandonable:
+    """A link that refuses further statements once its caller is gone."""
+
+    dialect = "sqlite"
+
+    def __init__(self, link: SqliteLink, abandoned: Event) -> None:
+        self._link = link
+        self._abandoned = abandoned
+
+    def check(self) -> None:
+        if self._abandoned.is_set():
+            raise asyncio.CancelledError
+
+    def execute(self, statement: Statement) -> Rows:
+        self.check()
+        return self._link.execute(statement)

@@ -27,7 +27,7 @@ from postroom.signals import redact
 if TYPE_CHECKING:
     from postroom.databases.urls import Target
 
-__all__ = ["explain", "is_conflict", "not_of_it", "waited_too_long"]
+__all__ = ["explain", "is_conflict", "is_locked", "not_of_it", "waited_too_long"]
 
 _REFUSED = "Nothing listens at {safe}; check the address and that the server is running."
 _NO_NAME = "The host name of {safe} cannot be found; check its spelling and the network."
@@ -92,7 +92,9 @@ _MYSQL_NUMBERS: dict[int, _Verdict] = {
     1142: (ConfigurationError, _DENIED),
     1143: (ConfigurationError, _DENIED),
     1146: (SchemaError, _NO_TABLE),
+    1203: (Unreachable, _FULL),
     1205: (Refused, _BUSY),
+    1226: (Unreachable, _FULL),
     1227: (ConfigurationError, _DENIED),
     1290: (Unreachable, _READ_ONLY),
     1698: (ConfigurationError, _LOGIN),
@@ -180,6 +182,11 @@ def is_conflict(error: BaseException) -> bool:
     return False
 
 
+def is_locked(error: BaseException) -> bool:
+    """Whether SQLite's one lock was not to be had: another process has a transaction open."""
+    return is_conflict(error) or any(isinstance(link, TimeoutError) for link in _chain(error))
+
+
 def waited_too_long(error: BaseException) -> bool:
     """Whether the database ended a statement that took too long: a limit for locks, or for any."""
     for link in _chain(error):
@@ -203,6 +210,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield link
         wrapped = getattr(link, "orig", None)
         link = wrapped if isinstance(wrapped, BaseException) else link.__cause__
+
+
+def note_remedy(error: BaseException) -> None:
+    """Add a remedy to a driver's error about Postroom's tables, which passes to the caller."""
+    for link in _chain(error):
+        verdict = _by_code(link) or _by_words(link)
+        if verdict is not None and verdict[1] in (_NO_TABLE, _NO_COLUMN):
+            error.add_note(verdict[1].format(safe="this database"))
+            return
 
 
 def _by_class(error: BaseException) -> _Verdict | None:

@@ -30,6 +30,7 @@ class Wishes(TypedDict, total=False):
     key: str | None
     aggregate_type: str | None
     aggregate_id: str | None
+    sequence: int | None
     headers: Mapping[str, str] | None
     content_type: str | None
     deliver_at: dt.datetime | None

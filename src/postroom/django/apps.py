@@ -21,9 +21,19 @@ class PostroomConfig(AppConfig):
 
     def ready(self) -> None:
         """Listen for what concerns us."""
-        from postroom.django import schema
+        from postroom import framework
+        from postroom.django import schema, settings
         from postroom.django.checks import check_settings
 
+        framework.register(
+            framework.Framework(
+                name="Django",
+                command="manage.py postroom",
+                migrate="manage.py migrate",
+                document=settings.document,
+                alias=settings.alias,
+            )
+        )
         checks.register(check_settings, "postroom")
         setting_changed.connect(_forget, dispatch_uid="postroom.settings")
         post_migrate.connect(

@@ -6,6 +6,7 @@ POSTROOM = {
     "broker_url": "nats://…",
     "brokers": {"nats": {"tls_ca": "…"}},  # options of brokers by the scheme of their URL
     "relay": {"lease_seconds": 60, "routes": {"orders.*": "nats://…"}},
+    "consumer": {"concurrency": 8},
     "routes": {"order.*": "orders"},       # these three as in Outbox(...)
     "max_bytes": 1_000_000,
     "notify": True,                        # PostgreSQL: wake relays of other processes
@@ -16,7 +17,6 @@ POSTROOM = {
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -26,6 +26,7 @@ from django.conf import settings as django_settings
 from django.db import connections
 
 from postroom import config
+from postroom.brokers.base import known_schemes, scheme_of
 from postroom.databases.django import dialect_of
 from postroom.django.addresses import url_of
 from postroom.errors import ConfigurationError, PostroomError, UnknownConnection
@@ -33,7 +34,18 @@ from postroom.messages import DEFAULT_MAX_BYTES
 from postroom.outbox import wake
 from postroom.outbox.publish import Outbox
 
-__all__ = ["Chosen", "chosen", "connection", "document", "forget", "outbox", "problems"]
+__all__ = [
+    "Chosen",
+    "alias",
+    "chosen",
+    "connection",
+    "document",
+    "forget",
+    "outbox",
+    "problems",
+    "under_test",
+    "url_for",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,7 @@ class Chosen:
     broker_url: str | None = field(default=None, repr=False)
     brokers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     relay: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    consumer: Mapping[str, Any] = field(default_factory=dict, repr=False)
     routes: Mapping[str, str] = field(default_factory=dict)
     max_bytes: int = DEFAULT_MAX_BYTES
     notify: bool = False
@@ -68,12 +81,17 @@ def forget() -> None:
     outbox.cache_clear()
 
 
+def alias(using: str | None = None) -> str:
+    """Return an existing alias of DATABASES: `using`, or the configured one."""
+    named = chosen().database if using is None else using
+    if named not in connections:
+        raise UnknownConnection(f"{_no_alias(named)}: pass one of them as using=")
+    return named
+
+
 def connection(using: str | None = None) -> Any:
     """The connection of an alias in this thread, the chosen one unless told."""
-    alias = chosen().database if using is None else using
-    if alias not in connections:
-        raise UnknownConnection(f"{_no_alias(alias)}: pass one of them as using=")
-    return connections[alias]
+    return connections[alias(using)]
 
 
 @cache
@@ -92,15 +110,32 @@ def _notify(url: str) -> None:
     wake.listen(Notifier(url).hint)
 
 
-def document() -> dict[str, Any]:
-    """The settings of commands, as `postroom.toml` would hold them."""
+def document(using: str | None = None) -> dict[str, Any]:
+    """The settings of commands and consumers, as `postroom.toml` would hold them."""
     settings = chosen()
     told: dict[str, Any] = {
-        "database_url": settings.database_url or url_of(connections[settings.database]),
+        "database_url": url_for(using),
         "relay": dict(settings.relay),
+        "consumer": dict(settings.consumer),
         "brokers": dict(settings.brokers),
     }
     return told | ({"broker_url": settings.broker_url} if settings.broker_url else {})
+
+
+def url_for(using: str | None = None) -> str:
+    """Return the URL of an alias by the present DATABASES; `database_url` replaces that of
+    the configured alias, except in Django's tests, whose database is another."""
+    settings, there = chosen(), connection(using)
+    if settings.database_url and there.alias == settings.database and not under_test():
+        return settings.database_url
+    return url_of(there)
+
+
+def under_test() -> bool:
+    """Whether a test runner of Django's, or pytest-django, has set this process up."""
+    from django.test import utils
+
+    return hasattr(getattr(utils, "_TestState", None), "saved_data")
 
 
 def problems() -> list[str]:
@@ -118,19 +153,31 @@ def _problems(given: Any) -> Iterator[str]:
         return
     for name in given:
         if name not in _NAMES:
-            near = difflib.get_close_matches(str(name).lower(), _NAMES, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it may hold {', '.join(_NAMES)}."
+            near = config.nearest(str(name).lower(), _NAMES)
+            hint = f"did you mean {near!r}?" if near else f"it may hold {', '.join(_NAMES)}."
             yield f"POSTROOM[{name!r}] is not a setting; {hint}"
     yield from _wrong_database(given.get("database", "default"), given.get("notify", False))
     for name in ("database_url", "broker_url"):
         if given.get(name) is not None and not (isinstance(given[name], str) and given[name]):
             yield f"POSTROOM[{name!r}] must be the text of a URL, or be left out."
+        elif name == "broker_url" and given.get(name):
+            yield from _wrong_scheme(given[name])
     if given.get("keys") is not None and not (
         isinstance(given["keys"], str) or callable(given["keys"])
     ):
         yield "POSTROOM['keys'] must say where your Keys are, such as 'shop.keys.keys'."
     yield from _wrong_outbox(given)
     yield from _wrong_relay(given)
+
+
+def _wrong_scheme(url: str) -> Iterator[str]:
+    try:
+        scheme, known = scheme_of(url), known_schemes()
+    except ConfigurationError as error:
+        yield f"POSTROOM['broker_url']: {error}."
+        return
+    if scheme not in known:
+        yield f"POSTROOM['broker_url']: no broker for {scheme}://; known are {', '.join(known)}."
 
 
 def _wrong_database(alias: Any, notify: Any) -> Iterator[str]:
@@ -172,7 +219,7 @@ def _wrong_relay(given: dict[str, Any]) -> Iterator[str]:
     if not isinstance(routes, dict):
         yield "POSTROOM['relay'] must be a dict, and its 'routes' one of topics to broker URLs."
         return
-    for name in ("relay", "brokers"):
+    for name in ("relay", "consumer", "brokers"):
         try:
             config.load(base={name: copy.deepcopy(given.get(name, {}))}, environ={})
         except ConfigurationError as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from postroom import failpoints
+from postroom.brokers.cloudevents import UNREADABLE
 from postroom.calling import must_have_run
 from postroom.databases.database import DatabaseLost
 from postroom.databases.trouble import is_conflict
@@ -22,7 +23,7 @@ from postroom.flow import Flow
 from postroom.inbox.handlers import Handler, Handlers
 from postroom.inbox.rules import Letter
 from postroom.inbox.store import Seat, Store
-from postroom.inbox.transactions import AsyncTransaction, SyncTransaction, Transactions
+from postroom.inbox.transactions import AsyncTransaction, ThreadTransaction, Transactions
 from postroom.retry import RetryPolicy
 
 __all__ = ["Call", "Carrier", "Conflict", "Desk", "Do", "HandlerFailed", "Steps", "Tally", "nobody"]
@@ -214,7 +215,7 @@ class Carrier:
             raise _of_handler(error, tx, letter) from error
         failpoints.hit("consumer.handler.after")
 
-    def _call_sync(self, tx: SyncTransaction, letter: Letter) -> None:
+    def _call_sync(self, tx: ThreadTransaction, letter: Letter) -> None:
         handler, content = self._content(letter)
         failpoints.hit("consumer.handler.before")
         try:
@@ -246,7 +247,7 @@ def _run(handler: Handler, letter: Letter, content: Any, given: Any) -> None:
     must_have_run(answer, handler.function, _INSTEAD)
 
 
-def _judge(error: BaseException, tx: AsyncTransaction | SyncTransaction) -> None:
+def _judge(error: BaseException, tx: AsyncTransaction | ThreadTransaction) -> None:
     """What failed in a step of our own: the database gave way to others, or it is lost."""
     if isinstance(error, HandlerFailed | Conflict | DatabaseLost) or not isinstance(
         error, Exception
@@ -258,7 +259,7 @@ def _judge(error: BaseException, tx: AsyncTransaction | SyncTransaction) -> None
 
 
 def _of_handler(
-    error: Exception, tx: AsyncTransaction | SyncTransaction, letter: Letter
+    error: Exception, tx: AsyncTransaction | ThreadTransaction, letter: Letter
 ) -> Exception:
     """What an error that came out of a handler is."""
     if tx.broken:
@@ -267,7 +268,7 @@ def _of_handler(
 
 
 def _at_the_end(
-    error: Exception, tx: AsyncTransaction | SyncTransaction, letter: Letter | None
+    error: Exception, tx: AsyncTransaction | ThreadTransaction, letter: Letter | None
 ) -> Exception:
     """What a session holds back, and some constraints, are looked at as late as at the end: a
     handler's fault then too. Whose, shows when each goes alone."""
@@ -279,7 +280,9 @@ def _at_the_end(
 
 
 def nobody(letter: Letter) -> Rejected:
-    """What a message is told that no handler was written for."""
-    return Rejected(
-        f"no handler for messages of type {letter.type or 'that is not named'}", code="unknown_type"
-    )
+    """The rejection of a message that has no handler, or that cannot be read."""
+    if UNREADABLE in letter.headers:
+        return Rejected(letter.headers[UNREADABLE], code="unreadable")
+    named = letter.type or "that is not named"
+    text = f'no handler for messages of type {named}: write one, or `Consumer(unknown="skip")`'
+    return Rejected(text, code="unknown_type")

@@ -13,31 +13,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import socket
 import uuid
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
-from postroom import signals
+from postroom import framework, signals
 from postroom.brokers.base import Broker, BrokerOptions
 from postroom.brokers.options import OptionsByScheme, open_brokers
 from postroom.brokers.receiving import CanReceive, Subscription
-from postroom.config import ConsumerSettings, load
+from postroom.config import ConsumerSettings, Settings, load
 from postroom.databases.database import Database, DatabaseLost
-from postroom.errors import ConfigurationError, PostroomError, SchemaError
+from postroom.dead_letters import store as letters
+from postroom.dead_letters.redriver import Redriver
+from postroom.errors import ConfigurationError, SchemaError
 from postroom.inbox.carrying import Tally
+from postroom.inbox.giving import Gives, check_handlers, gives_for
 from postroom.inbox.handlers import Handlers
+from postroom.inbox.returning import Consumers
 from postroom.inbox.seats import Resubscribe
-from postroom.inbox.transactions import Gives
 from postroom.inbox.tray import Tray
 from postroom.messages import check_topic
 from postroom.retry import RetryPolicy
+from postroom.worker.reopening import reopen
 from postroom.worker.vitals import SILENT_SECONDS, Health, Vitals
-from postroom.worker.waiting import pause
 
 __all__ = ["Consumed", "Consumer"]
 
@@ -77,6 +80,9 @@ class Consumer:
     by. `topics` are those of the declared types that have handlers, unless told. `gives` says what
     a handler works on: a "session", a "connection" of SQLAlchemy's, or the "driver"'s own. A
     handler that is not async runs in a thread, on the synchronous kind of the same.
+
+    In a Django project, a consumer without `database` works on the one that POSTROOM names, or on
+    the alias `using`, and gives handlers Django's connection inside `transaction.atomic()`.
     """
 
     def __init__(
@@ -86,7 +92,8 @@ class Consumer:
         broker: str | Broker | None = None,
         *,
         topics: Sequence[str] | None = None,
-        gives: Gives = "session",
+        gives: Gives | None = None,
+        using: str | None = None,
         settings: ConsumerSettings | None = None,
         retry: RetryPolicy | None = None,
         worker_name: str | None = None,
@@ -97,42 +104,70 @@ class Consumer:
             raise ConfigurationError(
                 f"a consumer's name must be printable text of 1 to {NAME_CHARACTERS} characters."
             )
-        if gives not in ("session", "connection", "driver"):
-            raise ConfigurationError('gives must be "session", "connection" or "driver".')
+        self.name = name
+        self.chose_gives = gives is not None
+        self.gives = gives_for(gives, database, using)
+        self._using, self._url = using, database
         if database is None or broker is None:
-            told = load()
+            told = self._told()
             settings = settings or told.consumer
-            database = database or told.require_database()
             broker = broker or told.broker_url
             broker_options = broker_options or told.brokers
-        if broker is None:
-            raise ConfigurationError(
-                f"consumer {name} has no broker: give it a URL, or set POSTROOM_BROKER_URL."
-            )
-        self.name = name
-        self.url = database
-        self.gives: Gives = gives
         self.settings = replace(settings or ConsumerSettings(), **overrides)
         self.retry = retry or self.settings.retry()
-        # A seat may be waited for as long as a frozen process can keep its transaction open.
-        self.database = Database(database, timeout_seconds=self.settings.stuck_seconds + 15)
         self.owner = str(uuid.uuid4())
         self.worker_name = worker_name or f"{name} {socket.gethostname()}:{os.getpid()}"
         self.handlers = Handlers()
         self.tally = Tally()
         self.stopping = asyncio.Event()
         self.vitals = Vitals("consumer")
+        self.broker_name = signals.redact_url(broker) if isinstance(broker, str) else repr(broker)
         if isinstance(broker, str):
             broker = open_brokers([broker], BrokerOptions(), broker_options)[broker]
-        self.broker = broker
-        if not isinstance(self.broker, CanReceive):
-            raise ConfigurationError(f"{self.broker!r} can be sent to, but not received from.")
+        self._broker = broker
+        if broker is not None and not isinstance(broker, CanReceive):
+            raise ConfigurationError(f"{broker!r} can be sent to, but not received from.")
+        if self.gives != "django":
+            _ = self.database, self.broker  # wrong settings are an error here
         self._topics = None if topics is None else tuple(check_topic(each) for each in topics)
         self._started = asyncio.Event()
         self._trouble = "not connected yet"
         self._task: asyncio.Task[None] | None = None
         self._tray: Tray | None = None
         self._threads: ThreadPoolExecutor | None = None
+
+    # ── where it works ─────────────────────────────────────────────────────────────────────────
+
+    def _told(self) -> Settings:
+        host = framework.present()
+        return load(base=None if host is None else host.document(self._using))
+
+    @cached_property
+    def url(self) -> str:
+        """The URL of its database. That of a framework's is resolved at its first use, so that it
+        is the test database in the framework's tests."""
+        return self._url or self._told().require_database()
+
+    @cached_property
+    def database(self) -> Database:
+        """Its database."""
+        # A seat may be waited for as long as a frozen process can keep its transaction open.
+        return Database(self.url, timeout_seconds=self.settings.stuck_seconds + 15)
+
+    @property
+    def alias(self) -> str | None:
+        """The alias of Django's DATABASES that handlers work on, if they do."""
+        host = framework.present()
+        return None if self.gives != "django" or host is None else host.alias(self._using)
+
+    @property
+    def broker(self) -> Broker:
+        """The broker it receives from."""
+        if self._broker is None:
+            raise ConfigurationError(
+                f"consumer {self.name} has no broker: give it a URL, or set POSTROOM_BROKER_URL."
+            )
+        return self._broker
 
     # ── handlers ───────────────────────────────────────────────────────────────────────────────
 
@@ -186,14 +221,20 @@ class Consumer:
 
     @contextlib.asynccontextmanager
     async def _in_the_background(self) -> AsyncIterator[None]:
-        beat = asyncio.create_task(self.vitals.keep_beating(), name="beat")
-        self.vitals.add(beat)
+        tasks = [asyncio.create_task(self.vitals.keep_beating(), name="beat")]
+        if (rule := self.settings.redrive()) is not None:
+            letters.return_to("consumer", Consumers())
+            redriver = Redriver(self.database, f"consumer:{self.name}", rule, self.worker_name)
+            tasks.append(asyncio.create_task(redriver.keep(), name="redrive"))
+        for task in tasks:
+            self.vitals.add(task)
         try:
             yield
         finally:
-            self.vitals.forget([beat])
-            beat.cancel()
-            await asyncio.gather(beat, return_exceptions=True)
+            self.vitals.forget(tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         failures = 0
@@ -267,16 +308,18 @@ class Consumer:
 
     def report(self) -> dict[str, Any]:
         """What this consumer has done so far, for whoever watches."""
-        tally = self.tally
+        tally, tray = self.tally, self._tray
         return {
             "consumer": self.name,
+            "lag": None if tray is None else tray.lag,
+            "trouble": "; ".join(self.health().unready) or None,
             "received": tally.received,
             "handled": tally.handled,
             "duplicates": tally.duplicates,
             "failed": tally.failed,
             "buried": tally.buried,
             "skipped": tally.skipped,
-            "in_hand": 0 if self._tray is None else self._tray.in_hand,
+            "in_hand": 0 if tray is None else tray.in_hand,
         }
 
     @property
@@ -293,7 +336,8 @@ class Consumer:
         if self._threads is not None:
             self._threads.shutdown(wait=False)
             self._threads = None
-        await self.broker.close()
+        if self._broker is not None:
+            await self._broker.close()
 
     async def __aenter__(self) -> Consumer:
         self._task = asyncio.create_task(self.run())
@@ -310,40 +354,76 @@ class Consumer:
         await self._task
 
     async def _open(self) -> Tray:
-        if not self.handlers:
-            raise ConfigurationError(f"consumer {self.name} has no handlers: write @consumer.on.")
-        tray = Tray(self)
+        tray = await self._connect()
         try:
-            if any(not handler.is_async for handler in self.handlers):
-                tray.transactions.prepare_for_threads()
-            await tray.open()
-        except DatabaseLost as error:
-            await tray.close()
-            raise self.database.explain(error) from error
+            await tray.subscribe()
         except BaseException:
             await tray.close()
             raise
         self._tray, self._trouble = tray, ""
         return tray
 
+    async def _connect(self) -> Tray:
+        """Return a tray that has its connections to the database."""
+        if not self.handlers:
+            raise ConfigurationError(f"consumer {self.name} has no handlers: write @consumer.on.")
+        check_handlers(self)
+        tray = Tray(self)
+        try:
+            if any(not handler.is_async for handler in self.handlers):
+                tray.transactions.prepare_for_threads()
+            await tray.connect()
+        except DatabaseLost as error:
+            await tray.close()
+            raise self.database.explain(error) from error
+        except BaseException:
+            await tray.close()
+            raise
+        return tray
+
     async def _reopen(self, error: Exception | None, failures: int) -> Tray:
-        """Something was lost: try again with growing pauses until it is back or we must stop."""
-        cause: Exception | None = None if error is None else self.database.explain(error)
-        while True:
-            seconds = min(0.1 * 2.0 ** min(failures, 10), 5.0) * (0.5 + random.random() / 2)
-            if cause is not None:
-                self._trouble = f"database: {cause}"
-                signals.emit("database.lost", error=str(cause), retry_in_seconds=round(seconds, 3))
-            await pause(self.stopping, seconds)
-            if self.stopping.is_set():
-                return Tray(self)
-            try:
-                tray = await self._open()
-            except SchemaError:
-                raise
-            except PostroomError as again:
-                cause, failures = again, failures + 1
-            else:
-                if cause is not None:
-                    signals.emit("database.back", incarnation=self.owner)
-                return tray
+        """Open another tray, however long the database and then the broker are away."""
+        tray = await reopen(
+            self._connect,
+            stopping=self.stopping,
+            report=self._database_lost,
+            cause=error,
+            failures=failures,
+            final=(SchemaError,),
+        )
+        if tray is None:
+            return Tray(self)
+        if error is not None:
+            signals.emit("database.back", incarnation=self.owner)
+        try:
+            await self._subscribe(tray)
+        except BaseException:
+            await tray.close()
+            raise
+        self._tray, self._trouble = tray, ""
+        return tray
+
+    async def _subscribe(self, tray: Tray) -> None:
+        """Subscribe a connected tray, unless the consumer must stop."""
+        try:
+            await tray.subscribe()
+        except Exception as error:
+            await reopen(
+                tray.subscribe, stopping=self.stopping, report=self._broker_lost, cause=error
+            )
+            if not self.stopping.is_set():
+                signals.emit("consumer.broker_back", consumer=self.name)
+
+    def _database_lost(self, cause: Exception, retry_in_seconds: float) -> None:
+        told = str(self.database.explain(cause))
+        self._trouble = f"database: {told}"
+        signals.emit("database.lost", error=told, retry_in_seconds=retry_in_seconds)
+
+    def _broker_lost(self, cause: Exception, retry_in_seconds: float) -> None:
+        self._trouble = f"broker: {cause}"
+        signals.emit(
+            "consumer.broker_lost",
+            consumer=self.name,
+            error=str(cause),
+            retry_in_seconds=retry_in_seconds,
+        )

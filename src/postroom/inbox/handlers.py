@@ -16,7 +16,7 @@ from postroom.derivation import Part, derive_key
 from postroom.errors import ConfigurationError, InvalidMessage
 from postroom.inbox.decoding import decode, plain
 from postroom.inbox.rules import Letter
-from postroom.messages import MessageType, check_name, declared_type
+from postroom.messages import SEQUENCE, MessageType, check_name, declared_type
 from postroom.retry import RetryPolicy
 
 __all__ = ["Handler", "Handlers", "Received", "upcast"]
@@ -39,6 +39,24 @@ class Received:
     headers: dict[str, str]
     payload: bytes
     attempt: int
+
+    @property
+    def sequence(self) -> int | None:
+        """The number of this message within its aggregate; None if its publisher gave none."""
+        text = self.headers.get(SEQUENCE, "")
+        return int(text) if text.isascii() and text.isdigit() else None
+
+    @property
+    def aggregate_key(self) -> str | None:
+        """A key made of aggregate type, aggregate id, message type and sequence, for `inbox.once`.
+
+        Two messages have the same key if they state the same step of an aggregate, even under
+        different ids. None if the publisher gave no sequence.
+        """
+        aggregate = (self.headers.get("aggregate_type"), self.headers.get("aggregate_id"))
+        if self.sequence is None or aggregate[0] is None or aggregate[1] is None:
+            return None
+        return derive_key(aggregate[0], aggregate[1], self.type, self.sequence)
 
     def key_for(self, *steps: Part) -> str:
         """An idempotency key for a call to another system, the same whenever the message comes
@@ -140,6 +158,12 @@ class Handlers:
         )
         self._by_type[name] = handler
         return handler
+
+    def require_sync(self, remedy: str) -> None:
+        """Raise `ConfigurationError` if one of the functions is async."""
+        for handler in self:
+            if handler.is_async:
+                raise ConfigurationError(f"the handler {_name(handler)} is async; {remedy}")
 
     def name_of(self, what: str | type) -> str:
         """The message type that is meant."""

@@ -80,12 +80,19 @@ SELECT position, message_id, topic, `key`, type, content_type, headers, payload,
 UPDATE JSON_TABLE(:positions, '$[*]' COLUMNS (position BIGINT PATH '$')) w
   STRAIGHT_JOIN postroom_inbox_held h FORCE INDEX (PRIMARY)
     ON h.consumer = :consumer AND h.position = w.position
-   SET h.next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :pause_us MICROSECOND
+   SET h.next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :pause_us MICROSECOND,
+       h.lease_us = :pause_us
+
+-- name: lease_cap
+UPDATE postroom_inbox_held
+   SET next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL lease_us MICROSECOND
+ WHERE consumer = :consumer AND next_attempt_at > UTC_TIMESTAMP(6)
+   AND next_attempt_at > UTC_TIMESTAMP(6) + INTERVAL lease_us MICROSECOND
 
 -- name: start
 UPDATE postroom_inbox_held
    SET attempts = attempts + 1,
-       next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :pause_us MICROSECOND
+       next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :pause_us MICROSECOND, lease_us = :pause_us
  WHERE consumer = :consumer AND position = :position
 
 -- name: unlease
@@ -139,7 +146,7 @@ UPDATE postroom_inbox_held FORCE INDEX (inbox_held_key) SET next_attempt_at = NU
 -- name: fail_parked
 UPDATE postroom_inbox_held
    SET attempts = :attempts, history = :history, error_code = :error_code, error = :error,
-       next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :delay_us MICROSECOND
+       next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :delay_us MICROSECOND, lease_us = NULL
  WHERE consumer = :consumer AND position = :position
 
 -- name: bury
@@ -183,6 +190,16 @@ INSERT INTO postroom_worker (incarnation, kind, name, report)
 VALUES (:incarnation, 'consumer', :worker_name, :report)
 ON DUPLICATE KEY UPDATE seen_at = UTC_TIMESTAMP(6), report = VALUES(report)
 
+-- name: register
+INSERT INTO postroom_consumer (name, broker, topics) VALUES (:consumer, :broker, :topics)
+ON DUPLICATE KEY UPDATE broker = VALUES(broker), topics = VALUES(topics), seen_at = UTC_TIMESTAMP(6)
+
+-- name: silent
+SELECT report FROM postroom_worker
+ WHERE kind = 'consumer' AND seen_at BETWEEN UTC_TIMESTAMP(6) - INTERVAL 600 SECOND
+                                         AND UTC_TIMESTAMP(6) - INTERVAL 15 SECOND
+ LIMIT 1000
+
 -- name: measure
 SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_inbox_held h
                                WHERE h.consumer = :consumer LIMIT :most) n),
@@ -190,4 +207,12 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_inbox_held h
                                WHERE h.consumer = :consumer AND h.blocked LIMIT :most) n),
        (SELECT TIMESTAMPDIFF(MICROSECOND, h.held_at, UTC_TIMESTAMP(6)) DIV 1000
           FROM postroom_inbox_held h WHERE h.consumer = :consumer AND NOT h.blocked
-         ORDER BY h.position LIMIT 1)
+         ORDER BY h.position LIMIT 1),
+       (SELECT count(DISTINCT n.topic, n.`key`)
+          FROM (SELECT h.topic, h.`key` FROM postroom_inbox_held h
+                 WHERE h.consumer = :consumer AND h.`key` IS NOT NULL AND NOT h.aside
+                 LIMIT :most) n),
+       (SELECT count(DISTINCT n.topic, n.`key`)
+          FROM (SELECT h.topic, h.`key` FROM postroom_inbox_held h
+                 WHERE h.consumer = :consumer AND h.`key` IS NOT NULL AND NOT h.aside AND h.blocked
+                 LIMIT :most) n)

@@ -16,6 +16,10 @@ ON CONFLICT (consumer, source) DO UPDATE
    SET owner = excluded.owner, epoch = seat.epoch + 1, taken_at = clock_timestamp()
 RETURNING epoch
 
+-- name: begin
+-- On a connection that is not ours: each statement must see what others have committed before it.
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED
+
 -- name: enter
 -- The first statement of a handler's transaction: which of these seats are still ours. The share lock
 -- keeps a take-over waiting until we commit; the timeout ends the transaction of a frozen process.
@@ -88,14 +92,24 @@ SELECT position, message_id, topic, key, type, content_type, headers, payload, a
 -- name: lease
 -- They are about to be tried here: nobody else looks at them for a while.
 UPDATE postroom.inbox_held
-   SET next_attempt_at = clock_timestamp() + CAST(:pause_us AS bigint) * interval '1 microsecond'
+   SET next_attempt_at = clock_timestamp() + CAST(:pause_us AS bigint) * interval '1 microsecond',
+       lease_us = CAST(:pause_us AS bigint)
  WHERE consumer = :consumer AND position = ANY(CAST(CAST(:positions AS text) AS bigint[]))
+
+-- name: lease_cap
+-- A lease that ends later than it could have been written: the database's clock went back. It ends one
+-- lease from now. Retries that wait for their time have no length here.
+UPDATE postroom.inbox_held
+   SET next_attempt_at = clock_timestamp() + lease_us * interval '1 microsecond'
+ WHERE consumer = :consumer AND next_attempt_at > statement_timestamp()
+   AND next_attempt_at > clock_timestamp() + lease_us * interval '1 microsecond'
 
 -- name: start
 -- Counted before the handler runs, so that a message that ends the process is not tried for ever.
 UPDATE postroom.inbox_held
    SET attempts = attempts + 1,
-       next_attempt_at = clock_timestamp() + CAST(:pause_us AS bigint) * interval '1 microsecond'
+       next_attempt_at = clock_timestamp() + CAST(:pause_us AS bigint) * interval '1 microsecond',
+       lease_us = CAST(:pause_us AS bigint)
  WHERE consumer = :consumer AND position = :position
 
 -- name: unlease
@@ -149,7 +163,8 @@ UPDATE postroom.inbox_held SET next_attempt_at = NULL
 -- name: fail_parked
 UPDATE postroom.inbox_held
    SET attempts = :attempts, history = :history, error_code = :error_code, error = :error,
-       next_attempt_at = clock_timestamp() + CAST(:delay_us AS bigint) * interval '1 microsecond'
+       next_attempt_at = clock_timestamp() + CAST(:delay_us AS bigint) * interval '1 microsecond',
+       lease_us = NULL
  WHERE consumer = :consumer AND position = :position
 
 -- name: bury
@@ -207,6 +222,23 @@ SELECT CAST(:incarnation AS text), 'consumer', CAST(:worker_name AS text), CAST(
   FROM quick
 ON CONFLICT (incarnation) DO UPDATE SET seen_at = clock_timestamp(), report = excluded.report
 
+-- name: register
+-- When a process begins and ends: the consumer is known though no process of it is alive.
+INSERT INTO postroom.consumer (name, broker, topics)
+VALUES (CAST(:consumer AS text), CAST(:broker AS text), CAST(:topics AS text))
+ON CONFLICT (name) DO UPDATE
+   SET broker = excluded.broker, topics = excluded.topics, seen_at = clock_timestamp()
+
+-- name: silent
+-- Reports of consumer processes that ended without stopping, not long ago.
+SELECT report FROM postroom.worker
+ WHERE kind = 'consumer' AND seen_at BETWEEN clock_timestamp() - interval '600 seconds'
+                                         AND clock_timestamp() - interval '15 seconds'
+ LIMIT 1000
+
+-- name: at_work
+SELECT 1 FROM postroom.worker WHERE incarnation = :incarnation
+
 -- name: gone
 DELETE FROM postroom.worker WHERE incarnation = :incarnation
 
@@ -219,4 +251,12 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.inbox_held h
                                LIMIT CAST(:most AS bigint)) n),
        (SELECT CAST(extract(epoch FROM clock_timestamp() - h.held_at) * 1000 AS bigint)
           FROM postroom.inbox_held h WHERE h.consumer = :consumer AND NOT h.blocked
-         ORDER BY h.position LIMIT 1)
+         ORDER BY h.position LIMIT 1),
+       (SELECT count(DISTINCT (n.topic, n.key))
+          FROM (SELECT h.topic, h.key FROM postroom.inbox_held h
+                 WHERE h.consumer = :consumer AND h.key IS NOT NULL AND NOT h.aside
+                 LIMIT CAST(:most AS bigint)) n),
+       (SELECT count(DISTINCT (n.topic, n.key))
+          FROM (SELECT h.topic, h.key FROM postroom.inbox_held h
+                 WHERE h.consumer = :consumer AND h.key IS NOT NULL AND NOT h.aside AND h.blocked
+                 LIMIT CAST(:most AS bigint)) n)

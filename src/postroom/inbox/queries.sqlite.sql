@@ -12,6 +12,10 @@ ON CONFLICT (consumer, source) DO UPDATE
    SET owner = excluded.owner, epoch = epoch + 1, taken_at = NOW_US;
 SELECT epoch FROM postroom_seat WHERE consumer = :consumer AND source = :source;
 
+-- name: begin
+-- On a connection that is not ours: a first write waits for the write lock and acquires it.
+DELETE FROM postroom_seat WHERE 0
+
 -- name: enter
 SELECT s.source, s.epoch FROM json_each(:seats) w
  CROSS JOIN postroom_seat s
@@ -65,11 +69,16 @@ SELECT position, message_id, topic, key, type, content_type, headers, payload, a
  ORDER BY next_attempt_at, position LIMIT :rows
 
 -- name: lease
-UPDATE postroom_inbox_held SET next_attempt_at = NOW_US + :pause_us
+UPDATE postroom_inbox_held SET next_attempt_at = NOW_US + :pause_us, lease_us = :pause_us
  WHERE consumer = :consumer AND position IN (SELECT value FROM json_each(:positions))
 
+-- name: lease_cap
+UPDATE postroom_inbox_held SET next_attempt_at = NOW_US + lease_us
+ WHERE consumer = :consumer AND next_attempt_at > NOW_US AND next_attempt_at > NOW_US + lease_us
+
 -- name: start
-UPDATE postroom_inbox_held SET attempts = attempts + 1, next_attempt_at = NOW_US + :pause_us
+UPDATE postroom_inbox_held SET attempts = attempts + 1, next_attempt_at = NOW_US + :pause_us,
+       lease_us = :pause_us
  WHERE consumer = :consumer AND position = :position
 
 -- name: unlease
@@ -106,7 +115,7 @@ UPDATE postroom_inbox_held SET next_attempt_at = NOW_US
 -- name: fail_parked
 UPDATE postroom_inbox_held
    SET attempts = :attempts, history = :history, error_code = :error_code, error = :error,
-       next_attempt_at = NOW_US + :delay_us
+       next_attempt_at = NOW_US + :delay_us, lease_us = NULL
  WHERE consumer = :consumer AND position = :position
 
 -- name: bury
@@ -151,6 +160,16 @@ INSERT INTO postroom_worker (incarnation, kind, name, report)
 VALUES (:incarnation, 'consumer', :worker_name, :report)
 ON CONFLICT (incarnation) DO UPDATE SET seen_at = NOW_US, report = excluded.report
 
+-- name: register
+INSERT INTO postroom_consumer (name, broker, topics) VALUES (:consumer, :broker, :topics)
+ON CONFLICT (name) DO UPDATE
+   SET broker = excluded.broker, topics = excluded.topics, seen_at = NOW_US
+
+-- name: silent
+SELECT report FROM postroom_worker
+ WHERE kind = 'consumer' AND seen_at BETWEEN NOW_US - 600 * 1000000 AND NOW_US - 15 * 1000000
+ LIMIT 1000
+
 -- name: measure
 SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_inbox_held h
                                WHERE h.consumer = :consumer LIMIT :most) n),
@@ -158,4 +177,12 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_inbox_held h
                                WHERE h.consumer = :consumer AND h.blocked LIMIT :most) n),
        (SELECT (NOW_US - h.held_at) / 1000
           FROM postroom_inbox_held h WHERE h.consumer = :consumer AND NOT h.blocked
-         ORDER BY h.position LIMIT 1)
+         ORDER BY h.position LIMIT 1),
+       (SELECT count(DISTINCT n.topic || ' ' || n.key)
+          FROM (SELECT h.topic, h.key FROM postroom_inbox_held h
+                 WHERE h.consumer = :consumer AND h.key IS NOT NULL AND NOT h.aside
+                 LIMIT :most) n),
+       (SELECT count(DISTINCT n.topic || ' ' || n.key)
+          FROM (SELECT h.topic, h.key FROM postroom_inbox_held h
+                 WHERE h.consumer = :consumer AND h.key IS NOT NULL AND NOT h.aside AND h.blocked
+                 LIMIT :most) n)

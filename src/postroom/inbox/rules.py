@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import traceback
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from postroom.brokers.receiving import Delivery
@@ -30,8 +32,10 @@ __all__ = [
     "Retry",
     "Verdict",
     "chunks",
+    "first_line",
     "letter_of",
     "parked",
+    "places",
     "verdict",
     "worker_of",
 ]
@@ -43,6 +47,7 @@ DIGEST_CHARACTERS = 16
 RELAYED = "postroom-position"  # a header that every relay sends
 SUSPECT_AFTER = 3
 LOST_TRIES = 3
+PLACES = 5  # of a traceback, kept with an attempt
 _NAMESPACE = uuid.UUID("6f0b7f0e-7d52-4ff0-9f0e-1d8a3c2b5e47")
 T = TypeVar("T")
 
@@ -79,6 +84,26 @@ def verdict(
         return Bury(code, text)
     delay = policy.delay_after(attempt, random=random)
     return Bury(code, text) if delay is None else Retry(delay, code, text)
+
+
+def places(error: BaseException) -> list[str]:
+    """Return where an error of a handler was raised, as "file:line function", outermost first: the
+    handler's own frame and the last ones. Frames of this package around the handler are left out.
+    """
+    found = [
+        (frame.f_globals.get("__name__", ""), f"{frame.f_code.co_filename}:{line}", frame)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    theirs = list(dropwhile(lambda each: each[0].startswith("postroom."), found))
+    told = [f"{storable(place, CODE_CHARACTERS)} {at.f_code.co_name}" for _, place, at in theirs]
+    return told if len(told) <= PLACES else [told[0], *told[1 - PLACES :]]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the error's class and the first line of its message, for the log. The lines below may
+    hold the values of a statement, and so parts of the message."""
+    line = redact(str(error)[: 4 * ERROR_CHARACTERS].partition("\n")[0])
+    return storable(f"{type(error).__name__}: {line}".removesuffix(": "), CODE_CHARACTERS)
 
 
 class Letter(NamedTuple):

@@ -49,6 +49,7 @@ class Failure:
     verdict: Verdict
     attempts: int
     history: str
+    cause: BaseException | None = None
 
 
 class Store:
@@ -66,6 +67,10 @@ class Store:
         return f"consumer:{self.consumer}"
 
     # ── what comes from the broker ─────────────────────────────────────────────────────────────
+
+    def is_at_work(self) -> Flow[bool]:
+        """Whether this process is on record here, by its last heartbeat."""
+        return bool((yield Statement(ROOM, "at_work", {"incarnation": self.owner})))
 
     def take_seat(self, source: str) -> Flow[int]:
         """Receive from a source from now on, instead of whoever did; returns the epoch."""

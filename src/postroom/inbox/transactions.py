@@ -19,7 +19,7 @@ from contextlib import (
     suppress,
 )
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
@@ -31,15 +31,24 @@ from postroom.databases.opening import creator
 from postroom.databases.sqlalchemy import AsyncSQLAlchemyLink, SQLAlchemyLink
 from postroom.databases.urls import Target, resolve_for_threads
 from postroom.errors import WrongCall
-from postroom.flow import Flow, run
+from postroom.flow import Flow, Statement, run
+from postroom.inbox.giving import Gives
 
-__all__ = ["AsyncTransaction", "Gives", "SyncTransaction", "Transactions"]
+__all__ = [
+    "AsyncTransaction",
+    "SyncTransaction",
+    "ThreadTransaction",
+    "Transactions",
+    "is_closed",
+    "transactions_of",
+]
 
-Gives: TypeAlias = Literal["session", "connection", "driver"]
 T = TypeVar("T")
 GOODBYE_SECONDS = 5.0
 PREPARED = 100  # statements that a connection keeps prepared
 _MAY_COMMIT = "postroom_may_commit"
+_FAILED = "postroom_failed"  # a statement on this connection has failed since it began
+DEADLOCK = 1213  # MariaDB has then rolled back the whole transaction
 # Commits must outlive a power cut: the broker is told right after.
 _PRAGMAS = ("PRAGMA busy_timeout = {patience_ms}", "PRAGMA synchronous = FULL")
 _MYSQL = "SET SESSION idle_transaction_timeout = {stuck_s}, innodb_lock_wait_timeout = {wait_s}"
@@ -53,6 +62,8 @@ class AsyncTransaction:
         self._gives = gives
         self._link = AsyncSQLAlchemyLink(connection)
         self._transaction = connection.sync_connection.get_transaction()  # type: ignore[union-attr]
+        self._info: dict[str, Any] = connection.sync_connection.info  # type: ignore[union-attr]
+        self._info.pop(_FAILED, None)
         self._given: Any = None
         self.committed = False
 
@@ -74,13 +85,23 @@ class AsyncTransaction:
                 self._given = (await self.connection.get_raw_connection()).driver_connection
             with _without_commit(self._given):
                 await function(self._given)
+        await self._check()
+
+    async def _check(self) -> None:
+        """Refuse to go on if the handler rolled back, or passed over an error that did."""
         _check(self._transaction)
+        if failed := self._info.pop(_FAILED, None):
+            with _passed_over(self, failed):
+                await self.carry_out(_probe())
 
     async def write_out(self) -> None:
         """Whatever is queued on the session is written; the transaction goes on."""
         if isinstance(self._given, AsyncSession):
             await self._given.commit()
-            _check(self._transaction)
+            await self._check()
+        elif self._gives == "driver" and self._given is not None:
+            self._info[_FAILED] = "maybe"  # errors of the driver's own statements are not known
+            await self._check()
 
     async def commit(self) -> None:
         """The one commit there is."""
@@ -107,6 +128,17 @@ class AsyncTransaction:
         return self._transaction is not None and self._transaction.is_active
 
 
+class ThreadTransaction(Protocol):
+    """One transaction for sync handlers, of any kind."""
+
+    def carry_out(self, flow: Flow[T]) -> T: ...
+    def call(self, function: Callable[[Any], Any]) -> None: ...
+    def write_out(self) -> None: ...
+    def commit(self) -> None: ...
+    @property
+    def broken(self) -> bool: ...
+
+
 class SyncTransaction:
     """One transaction for sync handlers; everything of it happens in one thread."""
 
@@ -115,6 +147,7 @@ class SyncTransaction:
         self._gives = gives
         self._link = SQLAlchemyLink(connection)
         self._transaction = connection.get_transaction()
+        connection.info.pop(_FAILED, None)
         self._given: Any = None
         self.committed = False
 
@@ -135,13 +168,23 @@ class SyncTransaction:
                 self._given = self.connection.connection.driver_connection
             with _without_commit(self._given):
                 function(self._given)
+        self._check()
+
+    def _check(self) -> None:
+        """As above."""
         _check(self._transaction)
+        if failed := self.connection.info.pop(_FAILED, None):
+            with _passed_over(self, failed):
+                self.carry_out(_probe())
 
     def write_out(self) -> None:
         """As above."""
         if isinstance(self._given, Session):
             self._given.commit()
-            _check(self._transaction)
+            self._check()
+        elif self._gives == "driver" and self._given is not None:
+            self.connection.info[_FAILED] = "maybe"
+            self._check()
 
     def commit(self) -> None:
         """The one commit there is."""
@@ -209,7 +252,7 @@ class Transactions:
                 await tx.release()
 
     @contextmanager
-    def begin_sync(self) -> Iterator[SyncTransaction]:
+    def begin_sync(self) -> Iterator[ThreadTransaction]:
         """The same for a thread."""
         with self._turn_in_thread, self._engine_for_threads().connect() as connection:
             connection.begin()
@@ -220,6 +263,11 @@ class Transactions:
                 if not tx.committed and not tx.active:
                     connection.invalidate()
                 tx.release()
+
+    def look(self, flow: Flow[T]) -> T:
+        """Run a flow that only reads where sync handlers work."""
+        with self.begin_sync() as tx:
+            return tx.carry_out(flow)
 
     def prepare_for_threads(self) -> None:
         """Find out now whether there is a synchronous driver."""
@@ -278,6 +326,7 @@ class Transactions:
 
     def _set_up(self, engine: Engine) -> None:
         event.listen(engine, "commit", _refuse_commit)
+        event.listen(engine, "handle_error", _note_error)
         if self._target.dialect == "sqlite":
             event.listen(engine, "connect", self._on_connect_sqlite)
             event.listen(engine, "begin", _begin_immediate)
@@ -286,15 +335,17 @@ class Transactions:
 
     def _on_connect_sqlite(self, connection: Any, _: Any) -> None:
         connection.isolation_level = None  # we begin ourselves, and at once for real
-        self._tell(connection, [text.format(**self._numbers) for text in _PRAGMAS])
+        self._set_limits(connection)
 
     def _on_connect_mysql(self, connection: Any, _: Any) -> None:
-        self._tell(connection, [_MYSQL.format(**self._numbers)])
+        self._set_limits(connection)
 
-    def _tell(self, connection: Any, commands: list[str]) -> None:
+    def _set_limits(self, connection: Any) -> None:
+        """How long a driver's connection waits, and how long its transaction may be silent."""
+        commands = {"sqlite": _PRAGMAS, "mysql": (_MYSQL,)}.get(self._target.dialect, ())
         cursor = connection.cursor()
         for command in commands:
-            cursor.execute(command)
+            cursor.execute(command.format(**self._numbers))
         cursor.close()
 
 
@@ -357,10 +408,43 @@ def _check(transaction: Any) -> None:
         )
 
 
+def _note_error(context: Any) -> None:
+    """PostgreSQL and MariaDB may have ended the transaction, and answer COMMIT as if not."""
+    if context.connection is not None:
+        code = next(iter(context.original_exception.args), None)
+        context.connection.info[_FAILED] = "ended" if code == DEADLOCK else "maybe"
+
+
+def _probe() -> Flow[None]:
+    """A statement that fails in a transaction that can only be rolled back."""
+    yield Statement("postroom.inbox", "probe", {}, text="SELECT 1")
+
+
+@contextmanager
+def _passed_over(tx: AsyncTransaction | SyncTransaction, failed: str) -> Iterator[None]:
+    said = (
+        "the handler passed over an error of the database that ended its transaction: raise it, or "
+        "use a savepoint around the part that may fail"
+    )
+    try:
+        yield
+    except Exception as error:
+        if tx.broken:
+            raise
+        raise WrongCall(said) from error
+    if failed == "ended":
+        raise WrongCall(said)
+
+
 def _broken(connection: Any) -> bool:
     if connection is None or connection.closed or connection.invalidated:
         return True
-    driver = bare(connection.connection.driver_connection, to_write=False)
+    return is_closed(connection.connection.driver_connection)
+
+
+def is_closed(driver: Any) -> bool:
+    """Whether a driver's own connection is gone."""
+    driver = bare(driver, to_write=False)
     kind = find_kind(driver)
     library = kind.library if kind is not None else ""
     if library == "asyncpg":
@@ -369,6 +453,29 @@ def _broken(connection: Any) -> bool:
         return bool(driver.closed)
     if library == "pymysql":
         return not driver.open
+    if library == "MySQLdb":
+        return not _answers(driver)
     if library in ("asyncmy", "aiomysql"):
         return bool(getattr(driver, "_closed", False) or getattr(driver, "_writer", 1) is None)
     return False
+
+
+def _answers(driver: Any) -> bool:
+    """mysqlclient does not note that its server is gone, and does not reconnect to ask."""
+    try:
+        driver.ping()
+    except Exception:
+        return False
+    return True
+
+
+def transactions_of(
+    gives: Gives, alias: str | None, url: str, target: Target, **how: Any
+) -> Transactions:
+    """Where the transactions of a consumer come from; `alias` is that of Django's DATABASES."""
+    if gives != "django":
+        return Transactions(url, target, gives=gives, **how)
+    from postroom.inbox.django import DjangoTransactions
+
+    assert alias is not None
+    return DjangoTransactions(alias, url, target, gives=gives, **how)

@@ -13,20 +13,23 @@ import json
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from postroom import failpoints, signals
-from postroom.brokers.receiving import Delivery, Subscription
+from postroom.brokers.receiving import CanTellLag, Delivery, Subscription
 from postroom.databases.database import DatabaseLost, WorkerLink
-from postroom.databases.schema import newest
-from postroom.errors import SchemaError, Unreachable
+from postroom.databases.schema import newest, remedy
+from postroom.errors import ConfigurationError, SchemaError, Unreachable
+from postroom.flow import Rows, Value
 from postroom.inbox.hand import Hand
 from postroom.inbox.rules import Letter, letter_of, worker_of
 from postroom.inbox.seats import Seats
-from postroom.inbox.store import ROOM, Seat, Store
-from postroom.inbox.transactions import Transactions
+from postroom.inbox.store import LEASE_SECONDS, ROOM, Seat, Store
+from postroom.inbox.transactions import transactions_of
 from postroom.inbox.working import Worker
 from postroom.worker import version
+from postroom.worker.pace import Pace
 from postroom.worker.waiting import finish, pause
 
 if TYPE_CHECKING:
@@ -37,7 +40,10 @@ __all__ = ["Tray"]
 BEAT_SECONDS = 1.0
 REFUSED_SECONDS = 0.2
 ACK_SECONDS = 5.0
+GOODBYE_SECONDS = 5.0
 MEASURE_SECONDS = 5.0
+LAG_SECONDS = 2.0
+REGISTER_SECONDS = 600.0
 COUNT_LIMIT = 10_000
 LONGEST_PAUSE_SECONDS = 5.0
 
@@ -66,10 +72,11 @@ class Tray:
             stuck_seconds=settings.stuck_seconds,
             holds_key=settings.on_dead == "hold",
         )
-        self.transactions = Transactions(
+        self.transactions = transactions_of(
+            consumer.gives,
+            consumer.alias,
             consumer.url,
             consumer.database.target,
-            gives=consumer.gives,
             connections=settings.concurrency,
             stuck_seconds=settings.stuck_seconds,
         )
@@ -79,18 +86,27 @@ class Tray:
         self._retrying: set[int | None] = set()
         self._due = asyncio.Event()
         self.ending = asyncio.Event()
+        self.lease_seconds = min(LEASE_SECONDS, settings.stuck_seconds)
+        self._silent = False  # whether the database was found not to answer
         self._told = False
+        self._registered = False
+        self._pace = Pace()
+        self.lag: int | None = None
         self.broker_trouble = ""
 
     # ── opening and closing ────────────────────────────────────────────────────────────────────
 
-    async def open(self) -> None:
-        """Connect to the database, see that its tables fit, and subscribe."""
+    async def connect(self) -> None:
+        """Connect to the database and check that its tables fit."""
         for _ in range(2):
             self._links.append(await self.consumer.database.connect())
-        self._house, self._control = self._links
         self.transactions.pooled = any(link.pooled for link in self._links)
         await self._check_schema()
+        await self._check_alias()
+        await self._register()
+
+    async def subscribe(self) -> None:
+        """Subscribe to the broker; the tray can work after that."""
         self._subscription = await self.consumer.subscribe()
         self._hand = Hand(
             self.name,
@@ -99,6 +115,14 @@ class Tray:
             size=self.settings.in_hand_bytes,
         )
         self._seats = Seats(self.name, self._take_seat, exclusive=self._subscription.exclusive)
+
+    @property
+    def _house(self) -> WorkerLink:
+        return self._links[0]
+
+    @property
+    def _control(self) -> WorkerLink:
+        return self._links[1]
 
     async def _take_seat(self, source: str) -> int:
         return await self._control.transact(self.store.take_seat(source))
@@ -113,10 +137,37 @@ class Tray:
         ]
         mine = newest(self.consumer.database.dialect)
         if found != mine and not 0 < oldest <= mine < found:
-            remedy = "run `postroom db upgrade`" if found < mine else "upgrade postroom"
             raise SchemaError(
                 f"the tables in {self.consumer.database.target.safe} are of version {found}, "
-                f"this consumer needs version {mine}: {remedy}."
+                f"this consumer needs version {mine}: {remedy(found, mine)}."
+            )
+
+    async def _register(self) -> None:
+        """Record that this consumer is here, and which topics it receives from where."""
+        await self._house.query(
+            ROOM,
+            "register",
+            consumer=self.name,
+            broker=self.consumer.broker_name,
+            topics=json.dumps(self.consumer.topics),
+        )
+        self._registered = True
+
+    async def _check_alias(self) -> None:
+        """See that the connection of handlers leads to the database that we know the URL of."""
+        if self.consumer.alias is None:
+            return
+        await self._beat()
+        look = partial(self.transactions.look, self.store.is_at_work())
+        try:
+            there = await self.in_thread(look)
+        except Exception as error:
+            raise DatabaseLost(str(error)) from error
+        if not there:
+            raise ConfigurationError(
+                f"handlers of consumer {self.name} work on {self.consumer.alias!r} of DATABASES, "
+                f"and {self.consumer.database.target.safe} is another database: correct "
+                "database_url in POSTROOM, or name the alias with Consumer(…, using=…)."
             )
 
     async def close(self) -> None:
@@ -130,6 +181,8 @@ class Tray:
             with contextlib.suppress(DatabaseLost):
                 await self._unlease()
                 await self._house.query(ROOM, "gone", incarnation=self.owner)
+                if self._registered:
+                    await self._register()
         self._untell()
         await self.transactions.close()
         for link in self._links:
@@ -190,9 +243,13 @@ class Tray:
             self.consumer.vitals.forget(tasks)
             # A transaction that is torn off may leave its connection behind, with its locks.
             await self._end(receive, working, acking)
+            if self._silent and self._subscription is not None:
+                await self._subscription.close()  # first of all: others wait for the source
             for task in [stop, other, *tasks]:
                 task.cancel()
-            await asyncio.gather(stop, other, *tasks, return_exceptions=True)
+            ended = asyncio.gather(stop, other, *tasks, return_exceptions=True)
+            # A driver that is cancelled asks its server, which may never answer.
+            await asyncio.wait([ended], timeout=GOODBYE_SECONDS if self._silent else None)
 
     def _workers(self) -> int:
         """SQLite has one writer at a time: several would only wait for each other, with less in
@@ -211,7 +268,10 @@ class Tray:
         receive.cancel()
         self.ending.set()
         self._due.set()
-        await asyncio.wait(working, timeout=self.settings.grace_seconds)
+        grace_seconds = self.settings.grace_seconds
+        if self._silent:
+            grace_seconds = min(grace_seconds, self.lease_seconds / 4)
+        await asyncio.wait(working, timeout=grace_seconds)
         self._hand.wake()
         await asyncio.wait([acking], timeout=ACK_SECONDS)
 
@@ -302,7 +362,7 @@ class Tray:
             self._due.clear()
             found = []
             rows = most - len(self._retrying)
-            if rows > 0 and await self._house.query(ROOM, "due_any", consumer=self.name):
+            if rows > 0 and await self._ask("due_any", consumer=self.name):
                 found = await self._house.transact(self.store.lease_due(rows))
                 # What waits for a worker for longer than the lease is not handed out twice.
                 found = [letter for letter in found if letter.position not in self._retrying]
@@ -318,27 +378,45 @@ class Tray:
 
     async def _keep_house(self) -> None:
         """Say that this process lives, and now and then how the consumer stands."""
-        measured_at = float("-inf")
+        measured_at, registered_at = float("-inf"), time.monotonic()
         while not self.ending.is_set():
             self.consumer.vitals.beat("keep house")
-            said = {"at": time.time(), "version": version(), **self.consumer.report()}
-            await self._house.query(
-                ROOM,
-                "beat",
-                incarnation=self.owner,
-                worker_name=self.consumer.worker_name,
-                report=json.dumps(said),
-            )
-            self.lived = True
+            await self._beat()
             if time.monotonic() - measured_at >= MEASURE_SECONDS:
                 measured_at = time.monotonic()
                 await self._measure()
+                await self._house.query(ROOM, "lease_cap", consumer=self.name)
+            if time.monotonic() - registered_at >= REGISTER_SECONDS:
+                registered_at = time.monotonic()
+                await self._register()
             await pause(self.ending, BEAT_SECONDS)
+            # A tray that ends within its first beat must not reset the back-off.
+            self.lived = self.lived or not self.ending.is_set()
+
+    async def _beat(self) -> None:
+        report = self.consumer.report()
+        said = {"at": time.time(), "version": version(), **report, **self._pace.add(report)}
+        row = {"incarnation": self.owner, "worker_name": self.consumer.worker_name}
+        await self._ask("beat", **row, report=json.dumps(said))
+
+    async def _ask(self, name: str, **values: Value) -> Rows:
+        """Carry out a query that waits for no lock. A server that does not answer it in time is
+        silent: the source is given up within the lease, for a consumer that can work."""
+        # A file has no network in between; a busy one may keep a writer waiting for longer.
+        seconds = None if self.consumer.database.dialect == "sqlite" else self.lease_seconds / 2
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._house.query(ROOM, name, **values)
+        except TimeoutError as error:
+            self._silent = True
+            raise DatabaseLost("the database does not answer") from error
 
     async def _measure(self) -> None:
-        ((held, blocked, oldest_ms),) = await self._house.query(
-            ROOM, "measure", consumer=self.name, most=COUNT_LIMIT
+        ((held, blocked, oldest_ms, keys, _),) = await self._ask(
+            "measure", consumer=self.name, most=COUNT_LIMIT
         )
+        silent = [json.loads(row[0] or "{}") for row in await self._ask("silent")]
+        self.lag = await self._ask_lag()
         self._told = True
         signals.emit(
             "inbox.measured",
@@ -347,7 +425,23 @@ class Tray:
             held=held,
             blocked=blocked,
             oldest_held_seconds=max(0, oldest_ms or 0) / 1000,
+            held_keys=keys,
+            lag=self.lag,
+            workers_silent=sum(one.get("consumer") == self.name for one in silent),
         )
+
+    async def _ask_lag(self) -> int | None:
+        """Return how many messages the broker has that this process could receive next.
+
+        None if the broker does not report it, or not in time: a figure never stops the work.
+        """
+        if not isinstance(self._subscription, CanTellLag):
+            return None
+        try:
+            async with asyncio.timeout(LAG_SECONDS):
+                return await self._subscription.lag()
+        except (Unreachable, TimeoutError):
+            return None
 
     def _untell(self) -> None:
         if self._told:

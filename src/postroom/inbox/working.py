@@ -17,6 +17,7 @@ import random
 from collections.abc import Sequence
 
 from postroom import signals
+from postroom.brokers.cloudevents import UNREADABLE
 from postroom.dead_letters.rules import add_history, storable
 from postroom.errors import Rejected
 from postroom.inbox.carrying import Call, Carrier, Conflict, Do, HandlerFailed, Steps, nobody
@@ -29,6 +30,8 @@ from postroom.inbox.rules import (
     Retry,
     Verdict,
     chunks,
+    first_line,
+    places,
     verdict,
 )
 from postroom.inbox.store import Failure, Opened
@@ -107,16 +110,18 @@ class Worker(Carrier):
             await self._keep(letter, failed.error)
 
     async def _unknown(self, letters: Sequence[Letter]) -> None:
-        """Messages of types nobody handles: passed over and counted, or buried."""
-        if self.desk.skips_unknown:
-            self.desk.tally.skipped += len(letters)
-            for type in sorted({letter.type for letter in letters}):
-                count = sum(letter.type == type for letter in letters)
+        """Skip and count messages of types without a handler, or bury them. Bury one that cannot be
+        read in any case: its type is not known."""
+        skipped = [each for each in letters if UNREADABLE not in each.headers]
+        if self.desk.skips_unknown and skipped:
+            self.desk.tally.skipped += len(skipped)
+            for type in sorted({letter.type for letter in skipped}):
+                count = sum(letter.type == type for letter in skipped)
                 signals.emit("delivery.skipped", consumer=self.desk.name, type=type, count=count)
-            self.desk.acknowledge(letters)
-            return
+            self.desk.acknowledge(skipped)
         for letter in letters:
-            await self._keep(letter, nobody(letter))
+            if not self.desk.skips_unknown or UNREADABLE in letter.headers:
+                await self._keep(letter, nobody(letter))
 
     async def _keep(self, letter: Letter, error: BaseException) -> None:
         """Its first attempt failed: keep it, to be tried again or as a dead letter."""
@@ -236,9 +241,11 @@ class Worker(Carrier):
 
     def _failure(self, letter: Letter, error: BaseException, *, attempt: int) -> Failure:
         found = verdict(error, attempt, self._policy(letter), random.random)
-        return self._failed(letter, found, attempt)
+        return self._failed(letter, found, attempt, error)
 
-    def _failed(self, letter: Letter, found: Verdict, attempt: int) -> Failure:
+    def _failed(
+        self, letter: Letter, found: Verdict, attempt: int, cause: BaseException | None = None
+    ) -> Failure:
         history = add_history(
             letter.history,
             attempt=attempt,
@@ -246,8 +253,9 @@ class Worker(Carrier):
             code=found.code,
             text=found.text,
             worker=self.desk.owner,
+            where=[] if cause is None else places(cause),
         )
-        return Failure(letter, found, attempt, history)
+        return Failure(letter, found, attempt, history, cause)
 
     def _changed(self, letter: Letter) -> Failure:
         said = (
@@ -268,10 +276,15 @@ class Worker(Carrier):
     def _tell(self, failure: Failure) -> None:
         letter, found, desk = failure.letter, failure.verdict, self.desk
         named = storable(letter.id, NAME_CHARACTERS)  # its publisher's text, and goes into logs
+        cause = failure.cause
+        error = found.text if cause is None else first_line(cause)
+        if cause is not None and cause.__traceback__ is None:
+            cause = None  # an error of ours that nothing raised
         if isinstance(found, Retry):
             desk.tally.failed += 1
             signals.emit(
                 "delivery.failed",
+                cause,
                 consumer=desk.name,
                 id=named,
                 type=letter.type,
@@ -279,12 +292,14 @@ class Worker(Carrier):
                 key=letter.key,
                 attempts=failure.attempts,
                 last_error_code=found.code,
+                error=error,
                 delay_seconds=round(found.delay_seconds, 3),
             )
             return
         desk.tally.buried += 1
         signals.emit(
             "delivery.buried",
+            cause,
             consumer=desk.name,
             id=named,
             type=letter.type,
@@ -292,6 +307,7 @@ class Worker(Carrier):
             key=letter.key,
             attempts=failure.attempts,
             last_error_code=found.code,
+            error=error,
             incarnation=desk.owner,
         )
 

@@ -30,6 +30,7 @@ class Health:
 
     unhealthy: tuple[str, ...] = ()
     unready: tuple[str, ...] = ()
+    degraded: tuple[str, ...] = ()  # what cannot be sent while the rest flows
 
     @property
     def healthy(self) -> bool:

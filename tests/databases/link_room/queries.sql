@@ -34,3 +34,6 @@ DELETE FROM link_test
 -- name: level
 -- only: postgresql
 SELECT current_setting('transaction_isolation')
+
+-- name: insert_returning
+INSERT INTO link_test (n, data) VALUES (CAST(:n AS bigint), CAST(:data AS bytea)) RETURNING n

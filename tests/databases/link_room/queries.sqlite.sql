@@ -21,3 +21,6 @@ SELECT n FROM link_test WHERE n < -1000;
 
 -- name: percent
 SELECT :word FROM link_test WHERE 'a%b' LIKE 'a%' AND n = :n
+
+-- name: insert_returning
+INSERT INTO link_test (n, data) VALUES (:n, :data) RETURNING n

@@ -8,3 +8,7 @@ class Order(models.Model):
     number = models.IntegerField(unique=True)
     total = models.DecimalField(max_digits=10, decimal_places=2)
     placed_at = models.DateTimeField(auto_now_add=True)
+
+
+class Bill(models.Model):
+    number = models.IntegerField()

@@ -2,7 +2,9 @@
 
 import json
 import threading
+import uuid
 from decimal import Decimal
+from unittest import mock
 
 from asgiref.sync import async_to_sync
 from django.core.cache import cache
@@ -11,7 +13,8 @@ from django.db import DatabaseError, IntegrityError, connection, connections, tr
 from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils.timezone import now
 
-from basket.models import Order
+from basket.consumers import billing
+from basket.models import Bill, Order
 from basket.orders import OrderPlaced, place_order
 from postroom import Draft, Outbox, failpoints
 from postroom.django import publish, publish_many, was_committed
@@ -23,6 +26,7 @@ from postroom.errors import (
     WrongCall,
 )
 from postroom.outbox import wake
+from postroom.testing import deliver
 
 UNKNOWN = "018f0000-0000-7000-8000-000000000000"
 
@@ -254,3 +258,72 @@ class InATransactionTestCase(Listening, TransactionTestCase):
     def test_the_command_from_python(self):
         with self.assertRaisesRegex(CommandError, "postroom dead show x ended with"):
             call_command("postroom", "dead", "show", "x")
+
+
+class Billing(TestCase):
+    """A handler is called inside the TestCase, without a broker."""
+
+    databases = {"default"}
+
+    def order(self, number=7):
+        return OrderPlaced(uuid.uuid4(), number, Decimal(1), now())
+
+    def test_1_a_handler_that_fails_twice_leaves_one_row(self):
+        with mock.patch("basket.consumers.failing", [OSError, OSError, None]):
+            for _ in range(2):
+                with self.assertRaises(OSError):
+                    deliver(billing, self.order(), id=UNKNOWN)
+                self.assertEqual(Bill.objects.count(), 0)
+            self.assertTrue(deliver(billing, self.order(), id=UNKNOWN))
+        self.assertFalse(deliver(billing, self.order(), id=UNKNOWN))
+        self.assertEqual([bill.number for bill in Bill.objects.all()], [7])
+
+    def test_2_and_is_rolled_back_with_the_test(self):
+        self.assertEqual(Bill.objects.count(), 0)
+        self.assertTrue(deliver(billing, self.order(), id=UNKNOWN))
+
+    def test_who_ends_the_transaction_has_failed(self):
+        with mock.patch("basket.consumers.failing", [transaction.set_rollback]):
+            with self.assertRaisesRegex(WrongCall, "rolled its transaction back"):
+                deliver(billing, self.order())
+        self.assertEqual(Bill.objects.count(), 0)
+
+    def test_hooks(self):
+        with self.captureOnCommitCallbacks() as callbacks:
+            deliver(billing, self.order())
+        self.assertEqual(len(callbacks), 1)
+
+
+class BillingForReal(TransactionTestCase):
+    def test_outside_of_a_block_it_commits(self):
+        order = OrderPlaced(uuid.uuid4(), 8, Decimal(1), now())
+        self.assertTrue(deliver(billing, order))
+        self.assertEqual([bill.number for bill in Bill.objects.all()], [8])
+
+
+@override_settings(
+    MIDDLEWARE=["postroom.idempotency.django.IdempotencyMiddleware"],
+    POSTROOM={"keys": "basket.keys.keys"},
+)
+class KeyedOrders(TestCase):
+    """Keys of a view that works outside of their transaction still belong to the test."""
+
+    def order(self):
+        return self.client.post("/place/7", headers={"Idempotency-Key": "k-1"})
+
+    def test_1_once(self):
+        first, again = self.order(), self.order()
+        self.assertEqual((first.status_code, again.status_code), (200, 200))
+        self.assertEqual(again.headers["Idempotent-Replayed"], "true")
+        self.assertEqual(Order.objects.count(), 1)
+
+    def test_2_another_test_finds_no_key_of_the_first(self):
+        self.assertNotIn("Idempotent-Replayed", self.order().headers)
+        self.assertEqual(Order.objects.count(), 1)
+
+    def test_an_asynchronous_client(self):
+        first = async_to_sync(self.async_client.post)(
+            "/place/7", headers={"Idempotency-Key": "k-1"}
+        )
+        self.assertEqual((first.status_code, Order.objects.count()), (200, 1))
+        self.assertEqual(self.order().headers["Idempotent-Replayed"], "true")

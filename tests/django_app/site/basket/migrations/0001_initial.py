@@ -14,5 +14,17 @@ class Migration(migrations.Migration):
                 ("total", models.DecimalField(max_digits=10, decimal_places=2)),
                 ("placed_at", models.DateTimeField(auto_now_add=True)),
             ],
-        )
+        ),
+        migrations.CreateModel(
+            "Bill",
+            [
+                (
+                    "id",
+                    models.BigAutoField(
+                        verbose_name="ID", primary_key=True, auto_created=True, serialize=False
+                    ),
+                ),
+                ("number", models.IntegerField()),
+            ],
+        ),
     ]
