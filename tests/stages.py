@@ -82,7 +82,7 @@ class Stage:
 
     def clear(self) -> None:
         tables = ("outbox", "delayed", "held", "archive", "dead_letter", "dedup", "inbox")
-        for table in (*tables, "inbox_held", "seat", "idempotency_key", "ledger"):
+        for table in (*tables, "inbox_held", "seat", "consumer", "idempotency_key", "ledger"):
             if self.query(f"SELECT 1 FROM {{p}}{table} LIMIT 1"):
                 self.query(f"DELETE FROM {{p}}{table}")
         self.query("DELETE FROM {p}meta WHERE name = 'keep_delivered_seconds'")

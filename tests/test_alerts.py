@@ -14,7 +14,8 @@ from postroom.alerts import ALERTS, QUEUE_LIMIT, Alert, Alerts
 
 FIGURES: dict[str, Any] = {
     "pending": 5, "oldest_pending_seconds": 1.0, "held": 0, "held_keys": 0, "blocked_keys": 0,
-    "delayed": 0, "dead": 0, "lanes_unowned": 0, "oldest_open_publisher_seconds": None,
+    "delayed": 0, "dead": 0, "lanes_unowned": 0, "workers_silent": 0,
+    "oldest_open_publisher_seconds": None,
 }  # fmt: skip
 
 
@@ -196,3 +197,12 @@ def test_a_slow_receiver_keeps_nobody_waiting_and_nothing_piles_up() -> None:
         release.set()
         desk.alerts.stop()
         stop()
+
+
+def test_a_silent_worker_is_told_once_and_when_it_is_over(desk: Desk) -> None:
+    desk.measure(workers_silent=1)
+    assert desk.heard() == []
+    desk.measure(workers_silent=1)
+    assert desk.heard() == [("worker_silent", "raised", 1)]
+    desk.measure(workers_silent=0)
+    assert desk.heard() == [("worker_silent", "resolved", 1)]

@@ -130,7 +130,7 @@ def test_wrong_files(text: str) -> None:
 def test_wrong_environment() -> None:
     with pytest.raises(ConfigurationError, match="POSTROOM_RELAY_BATCH_ROWS must be a whole"):
         load(environ={"POSTROOM_RELAY_BATCH_ROWS": "many"})
-    with pytest.raises(ConfigurationError, match="did you mean batch_rows"):
+    with pytest.raises(ConfigurationError, match="did you mean POSTROOM_RELAY_BATCH_ROWS"):
         load(environ={"POSTROOM_RELAY_BATCH_ROW": "1"})
 
 
@@ -145,3 +145,13 @@ def test_no_secret_is_shown() -> None:
         environ={}, database_url="postgres://u:hunter22@h/d", broker_url="nats://u:hunter22@h"
     )
     assert "hunter22" not in repr(settings)
+
+
+def test_routes_on_record_are_shown_as_people_write_them() -> None:
+    def shown(routes: Routes) -> str:
+        return Routes.describe(routes.fingerprint(lambda url: url))
+
+    assert shown(Routes(default="stdout://")) == "all topics to stdout://"
+    both = Routes(patterns=(("orders.*", "nats://a"),), default="stdout://")
+    assert shown(both) == "orders.* to nats://a, all other topics to stdout://"
+    assert Routes.describe("written by another version") == "written by another version"

@@ -30,6 +30,7 @@ ALERTS = {
     "key_held": "a dead letter holds its key, and later messages of it wait",
     "stale_backlog": "the oldest pending message is too old",
     "lane_unowned": "lanes are worked by nobody",
+    "worker_silent": "a worker ended without stopping, or is stuck",
 }
 HEARD = ("message.buried", "outbox.measured", "outbox.unmeasured")
 QUEUE_LIMIT = 100
@@ -132,7 +133,7 @@ class Alerts:
                 self._measured(fields)
             elif name == "outbox.unmeasured":
                 # Another relay speaks for the outbox now, and will tell if it is still so.
-                for each in ("stale_backlog", "lane_unowned"):
+                for each in ("stale_backlog", "lane_unowned", "worker_silent"):
                     self._open.pop(each, None)
                     self._seen.pop(each, None)
 
@@ -164,6 +165,12 @@ class Alerts:
             fields["lanes_unowned"] > 0,
             f"{fields['lanes_unowned']} lane(s) are worked by nobody: a relay has died, or too few "
             "run; see `postroom status`",
+        )
+        self._while(
+            "worker_silent",
+            fields["workers_silent"] > 0,
+            f"{fields['workers_silent']} worker(s) ended without stopping, or are stuck: see "
+            "`postroom status`, and the logs of their processes",
         )
 
     def _while(self, name: str, so: bool, text: str) -> None:

@@ -39,7 +39,16 @@ from typing import Any, Literal
 from postroom.errors import ConfigurationError
 from postroom.retry import RetryPolicy
 
-__all__ = ["AlertSettings", "ConsumerSettings", "RelaySettings", "Routes", "Settings", "load"]
+__all__ = [
+    "AlertSettings",
+    "ConsumerSettings",
+    "RedriveRule",
+    "RelaySettings",
+    "Routes",
+    "Settings",
+    "load",
+    "nearest",
+]
 
 DAY_SECONDS = 86_400
 MIB_BYTES = 1024 * 1024
@@ -48,7 +57,19 @@ FILE_NAME = "postroom.toml"
 _TOP = ("database_url", "broker_url")
 # Zero means "at once" or "never wait" here; everywhere else it could not work.
 _MAY_BE_ZERO = {"keep_delivered_seconds", "keep_dedup_seconds", "keep_dead_seconds"}
-_MAY_BE_ZERO |= {"grace_seconds", "horizon_seconds", "handler_seconds"}
+_MAY_BE_ZERO |= {"grace_seconds", "horizon_seconds", "handler_seconds", "redrive_after_seconds"}
+# Error codes of messages that ended their worker: a person looks at them first.
+_NEVER_REDRIVEN = ("suspected_killer", "worker_died")
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveRule:
+    """Which dead letters a worker redrives without an operator, and at what rate."""
+
+    codes: tuple[str, ...]
+    after_seconds: float
+    per_minute: float
+    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +95,10 @@ class RelaySettings:
     retry_attempts: int = 6
     retry_delays_seconds: str = "5, 10, 20, 40, 80, 160"
     retry_jitter: Literal["none", "full"] = "none"
+    redrive_codes: str = ""
+    redrive_after_seconds: float = 900
+    redrive_per_minute: float = 10
+    redrive_times: int = 3
     concurrency: int = 4
     source: str = "postroom"
     notify_url: str = field(default="", repr=False)
@@ -89,12 +114,17 @@ class RelaySettings:
         _require_words(self)
         self.http_address()
         self.retry()
+        self.redrive()
         if not self.source or len(self.source) > 255:
             raise ConfigurationError("source must have 1 to 255 characters.")
 
     def retry(self) -> RetryPolicy:
         """When a refused message is tried again."""
         return _policy(self.retry_attempts, self.retry_delays_seconds, self.retry_jitter)
+
+    def redrive(self) -> RedriveRule | None:
+        """Which dead letters are redriven automatically; None: none are."""
+        return _redrive(self)
 
     def http_address(self) -> tuple[str, int] | None:
         """Where health and metrics are served; None: nowhere. A port alone means this machine."""
@@ -132,6 +162,10 @@ class ConsumerSettings:
     retry_attempts: int = 6
     retry_delays_seconds: str = "5, 10, 20, 40, 80, 160"
     retry_jitter: Literal["none", "full"] = "none"
+    redrive_codes: str = ""
+    redrive_after_seconds: float = 900
+    redrive_per_minute: float = 10
+    redrive_times: int = 3
     http: str = "off"
     log_format: Literal["text", "json"] = "text"
 
@@ -142,10 +176,15 @@ class ConsumerSettings:
         _require_words(self)
         _address(self.http)
         self.retry()
+        self.redrive()
 
     def retry(self) -> RetryPolicy:
         """When a message whose handler failed is tried again."""
         return _policy(self.retry_attempts, self.retry_delays_seconds, self.retry_jitter)
+
+    def redrive(self) -> RedriveRule | None:
+        """Which dead letters are redriven automatically; None: none are."""
+        return _redrive(self)
 
     def http_address(self) -> tuple[str, int] | None:
         """Where health and metrics are served; None: nowhere. A port alone means this machine."""
@@ -188,6 +227,18 @@ class Routes:
         table = [[pattern, safe(url)] for pattern, url in self.patterns]
         text = json.dumps([table, safe(self.default) if self.default else None])
         return f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {text}"
+
+    @staticmethod
+    def describe(fingerprint: str) -> str:
+        """Return the routes that a fingerprint stands for, as people write them."""
+        try:
+            table, default = json.loads(fingerprint.partition(" ")[2])
+            told = [f"{pattern} to {url}" for pattern, url in table]
+        except (ValueError, TypeError):
+            return fingerprint
+        if default:
+            told.append(f"all other topics to {default}" if told else f"all topics to {default}")
+        return ", ".join(told) or "none"
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -285,7 +336,8 @@ def _merged(
     _require_known(f"{room} setting", table, names)
     prefix = f"POSTROOM_{room.upper()}_"
     told = {k[len(prefix) :].lower(): v for k, v in environ.items() if k.startswith(prefix)}
-    _require_known(f"{room} setting", told, names)
+    spelled = {f"{prefix}{name.upper()}": name for name in names}
+    _require_known(f"{room} setting", [prefix + name.upper() for name in told], spelled)
     table |= {
         name: _number(prefix + name.upper(), text, names[name]) for name, text in told.items()
     }
@@ -347,9 +399,16 @@ def _require_known(what: str, given: Iterable[str], known: Iterable[str]) -> Non
     known = list(known)
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else "."
+            near = nearest(name, known)
+            hint = f"; did you mean {near}?" if near else "."
             raise ConfigurationError(f"{name} is not a {what}{hint}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name that a mistyped one stands for: one that it begins, or one that looks like it."""
+    known = list(known)
+    longer = [each for each in known if each.lower().startswith(f"{name.lower()}_")]
+    return next(iter(longer or difflib.get_close_matches(name, known, 1)), None)
 
 
 def _text(name: str, value: object) -> str:
@@ -378,6 +437,21 @@ def _policy(attempts: int, delays: str, jitter: str) -> RetryPolicy:
             f'"5, 10, 20", not {delays!r}.'
         ) from None
     return RetryPolicy(seconds, attempts, full_jitter=jitter == "full")
+
+
+def _redrive(settings: RelaySettings | ConsumerSettings) -> RedriveRule | None:
+    codes = tuple(filter(None, (code.strip() for code in settings.redrive_codes.split(","))))
+    for code in codes:
+        if code in _NEVER_REDRIVEN:
+            raise ConfigurationError(
+                f"redrive_codes must not contain {code}: such a message ended the process that "
+                "had it. Examine it, then use `postroom dead retry`."
+            )
+    if not codes:
+        return None
+    return RedriveRule(
+        codes, settings.redrive_after_seconds, settings.redrive_per_minute, settings.redrive_times
+    )
 
 
 def _address(http: str) -> tuple[str, int] | None:

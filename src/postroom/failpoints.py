@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 __all__ = ["FailpointError", "arm", "clear", "hit", "load_environment"]
@@ -78,7 +79,8 @@ def _kill() -> None:
 
 
 def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread, which stops here with all others; sent to the process, it might go on a while.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _exit() -> None:

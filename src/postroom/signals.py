@@ -13,6 +13,8 @@ import re
 import traceback
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from sys import _getframe
+from types import FrameType, FunctionType, TracebackType
 from typing import Any, TypeAlias
 
 __all__ = [
@@ -36,8 +38,10 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "relay.failed": (logging.ERROR, "incarnation, error"),
     "relay.stopped": (logging.INFO, "incarnation, delivered"),
     "relay.unsettled": (logging.WARNING, "incarnation, lanes"),
-    "lane.acquired": (logging.INFO, "lane, epoch, incarnation"),
-    "lane.released": (logging.INFO, "lane, epoch, incarnation"),
+    "lanes.acquired": (logging.INFO, "lanes, incarnation"),
+    "lanes.released": (logging.INFO, "lanes, incarnation"),
+    "lane.acquired": (logging.DEBUG, "lane, epoch, incarnation"),
+    "lane.released": (logging.DEBUG, "lane, epoch, incarnation"),
     "lane.lost": (logging.WARNING, "lane, epoch, incarnation, reason"),
     "lane.late": (logging.ERROR, "lane, position, id"),
     "message.committed": (logging.DEBUG, "count"),
@@ -68,18 +72,21 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "gateway.trouble": (logging.ERROR, "path, error"),
     "gateway.unasked": (logging.WARNING, "adapter, advice"),
     "destination.down": (logging.ERROR, "destination, error_code, error, retry_in_seconds"),
+    "destination.retried": (logging.DEBUG, "destination, error_code, error, retry_in_seconds"),
     "destination.up": (logging.INFO, "destination"),
     "destination.unclosed": (logging.WARNING, "error"),
     "database.lost": (logging.ERROR, "error, retry_in_seconds"),
     "database.back": (logging.INFO, "incarnation"),
     "prune.failed": (logging.WARNING, "error"),
+    "letter.redriven": (logging.INFO, "source, count"),
+    "redrive.failed": (logging.WARNING, "source, error"),
     "archive.overflow": (logging.ERROR, "count"),
     "notify.lost": (logging.WARNING, "error"),
     "notify.pooled": (logging.WARNING, "database, pooling, advice"),
     "outbox.measured": (
         logging.DEBUG,
         "incarnation, pending, oldest_pending_seconds, held, held_keys, blocked_keys, delayed, "
-        "dead, lanes_unowned, oldest_open_publisher_seconds",
+        "dead, lanes_unowned, workers_silent, oldest_open_publisher_seconds",
     ),
     "outbox.unmeasured": (logging.DEBUG, "incarnation"),
     "consumer.started": (logging.INFO, "consumer, incarnation, database, topics"),
@@ -87,6 +94,7 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "consumer.stopped": (logging.INFO, "consumer, incarnation, handled"),
     "consumer.broker_lost": (logging.ERROR, "consumer, error, retry_in_seconds"),
     "consumer.broker_back": (logging.INFO, "consumer"),
+    "consumer.joining": (logging.WARNING, "consumer, seconds, reason"),
     "consumer.unacknowledged": (logging.WARNING, "consumer, count, error"),
     "seat.taken": (logging.INFO, "consumer, source, epoch"),
     "seat.lost": (logging.WARNING, "consumer, source, epoch"),
@@ -96,15 +104,15 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "delivery.skipped": (logging.INFO, "consumer, type, count"),
     "delivery.failed": (
         logging.WARNING,
-        "consumer, id, type, topic, key, attempts, last_error_code, delay_seconds",
+        "consumer, id, type, topic, key, attempts, last_error_code, error, delay_seconds",
     ),
     "delivery.buried": (
         logging.ERROR,
-        "consumer, id, type, topic, key, attempts, last_error_code, incarnation",
+        "consumer, id, type, topic, key, attempts, last_error_code, error, incarnation",
     ),
     "inbox.measured": (
         logging.DEBUG,
-        "consumer, incarnation, held, blocked, oldest_held_seconds",
+        "consumer, incarnation, held, blocked, oldest_held_seconds, held_keys, lag, workers_silent",
     ),
     "inbox.unmeasured": (logging.DEBUG, "consumer, incarnation"),
     "key.executed": (logging.DEBUG, "operation, mode, status, attempts"),
@@ -122,14 +130,13 @@ SIGNALS: dict[str, tuple[int, str]] = {
     ),
     "key.resumed": (logging.INFO, "operation, idempotency_key, attempts"),
     "key.worker_failed": (logging.ERROR, "error, retry_in_seconds"),
+    "log.dropped": (logging.WARNING, "count"),
     "alert.raised": (logging.ERROR, "alert, text, count"),
     "alert.resolved": (logging.INFO, "alert, text"),
     "alert.lost": (logging.WARNING, "receiver, error, count"),
 }
 
 _log = logging.getLogger("postroom")
-# A library is silent unless the application has set logging up.
-_log.addHandler(logging.NullHandler())
 _listeners: list[tuple[Listener, frozenset[str] | None]] = []
 _checked = False
 LONGEST_LIST = 20
@@ -149,7 +156,8 @@ def emit(name: str, cause: BaseException | None = None, /, **fields: Any) -> Non
         shown = {key: _short(value) for key, value in fields.items()}
         text = " ".join(f"{key}={quoted(value)}" for key, value in shown.items())
         extra = {"postroom": {"signal": name, **shown}}
-        _log.log(level, "%s %s", name, text, extra=extra, exc_info=cause)
+        exc_info = None if cause is None else _without_values(cause, str(shown.get("error", "")))
+        _log.log(level, "%s %s", name, text, extra=extra, exc_info=exc_info)
     for listener in listeners:
         try:
             listener(name, fields)
@@ -326,6 +334,36 @@ def _traceback(record: logging.LogRecord) -> str:
     return "\n".join(("Traceback (most recent call last):", *places))
 
 
+ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+def _without_values(cause: BaseException, text: str) -> ExcInfo:
+    """Return `cause` for handlers that report exceptions: a class of its name, `text` for its
+    message, and frames at the same places that have no local variables."""
+    kind = type(cause)
+    copy = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
+    trace: TracebackType | None = None
+    for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
+        made = _empty_frame(frame, line)
+        trace = TracebackType(trace, made, made.f_lasti, line)
+    return copy, copy(text), trace
+
+
+def _empty_frame(frame: FrameType, line: int) -> FrameType:
+    """Return a frame of the same file, line, function and module, and of nothing else. Only code
+    that runs has a frame, so a copy of `_here` runs under the name of the other."""
+    code = _here.__code__.replace(
+        co_filename=frame.f_code.co_filename, co_name=frame.f_code.co_name, co_firstlineno=line
+    )
+    names = {"__name__": frame.f_globals.get("__name__"), "_getframe": _getframe}
+    made: FrameType = FunctionType(code, names)()
+    return made
+
+
+def _here() -> FrameType:
+    return _getframe()
+
+
 class _Redacting(logging.Filter):
     """Takes secrets out of whatever is logged, a traceback too, before any handler sees it."""
 
@@ -333,9 +371,11 @@ class _Redacting(logging.Filter):
         if not is_signal(record):
             record.msg, record.args = redact(record.getMessage()), None
         if record.exc_info:
-            # A formatter prints this text; the exception itself would bring its secrets along.
+            # A formatter prints this text. The exception itself would bring its secrets along,
+            # unless it is that of a signal, which has none.
             record.exc_text = redact(_traceback(record))
-            record.exc_info = None
+            if not is_signal(record):
+                record.exc_info = None
         return True
 
 

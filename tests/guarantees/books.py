@@ -31,7 +31,14 @@ def bookkeeper(url: str, *, broker: str, topic: str) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     store.LEASE_SECONDS = 2.0  # after so long another tries what a dead process was about to
     books = Consumer(
-        "books", url, broker, topics=[topic], poll_seconds=0.2, grace_seconds=5, stuck_seconds=5
+        "books",
+        url,
+        broker,
+        topics=[topic],
+        gives="session",
+        poll_seconds=0.2,
+        grace_seconds=5,
+        stuck_seconds=5,
     )
 
     @books.on("fact")

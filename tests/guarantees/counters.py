@@ -9,7 +9,7 @@ from typing import Any
 from postbox import Postbox
 from worlds import World
 
-from postroom import Consumer, Outbox, Rejected
+from postroom import Consumer, Outbox, Rejected, framework
 from postroom.errors import PostroomError
 from postroom.retry import RetryPolicy
 
@@ -18,10 +18,16 @@ TOPIC = "facts"
 RETRY = RetryPolicy((0.05,), attempts=3)
 QUICK: dict[str, Any] = {"poll_seconds": 0.05, "grace_seconds": 5, "stuck_seconds": 5}
 GONE = 3
+ALIAS = "counted"
 
 
 def consumer(
-    url: str, *, box: str, settings: dict[str, Any] | None = None, plain: bool = False
+    url: str,
+    *,
+    box: str,
+    settings: dict[str, Any] | None = None,
+    plain: bool = False,
+    django: bool = False,
 ) -> int:
     """Consume until SIGTERM. A payload may say what becomes of it: `transient` fails twice,
     in any process; `permanent` is rejected."""
@@ -30,9 +36,12 @@ def consumer(
     from postroom.inbox import store
 
     store.LEASE_SECONDS = 2.0  # after so long another tries what a dead process was about to
-    billing = Consumer(
-        NAME, url, Postbox(box), topics=[TOPIC], retry=RETRY, **QUICK | (settings or {})
-    )
+    how = QUICK | {"topics": [TOPIC], "retry": RETRY} | (settings or {})
+    if django:
+        alias_of(url)
+        billing = Consumer(NAME, broker=Postbox(box), using=ALIAS, **how)
+    else:
+        billing = Consumer(NAME, url, Postbox(box), gives="session", **how)
     outbox = Outbox()
 
     def judge(fact: Any, received: Any) -> None:
@@ -53,7 +62,7 @@ def consumer(
         outbox.publish(tx, effect, type="applied", topic="bills", key=received.key)
         judge(fact, received)
 
-    billing.on("fact")(apply_in_thread if plain else apply)
+    billing.on("fact")(apply_in_thread if plain or django else apply)
 
     async def run() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, billing.stop)
@@ -66,6 +75,16 @@ def consumer(
         print(f"{type(error).__name__}: {error}", flush=True)
         return GONE
     return 0
+
+
+def alias_of(url: str) -> None:
+    """Name a database in Django's DATABASES."""
+    from django_doors import FRAMEWORK, connections, entry
+
+    framework._present = FRAMEWORK
+
+    both = {"default": connections.settings["default"], ALIAS: entry(url)}
+    connections.settings[ALIAS] = connections.configure_settings(both)[ALIAS]
 
 
 class Counter:

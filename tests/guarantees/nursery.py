@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,13 @@ class Child:
     def wrote(self, text: str, times: int = 1) -> bool:
         """Whether a text stands in its log, so many times."""
         return self.log.count(text) >= times
+
+    @property
+    def lanes_acquired(self) -> int:
+        """How many lanes it has acquired so far, those that it lost again too."""
+        runs = re.findall(r"lanes\.acquired lanes=(\S+)", self.log)
+        ends = [run.split("-") for each in runs for run in each.split(",")]
+        return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
 
     def wait(self, timeout: float = 120.0) -> int:
         """Wait for its end; returns the exit code."""

@@ -86,6 +86,7 @@ async def publish_and_cancel(opened: Opener, tables: Tables, answered: bool) -> 
 
 async def demand_whole(pool: Pool, tables: Tables, where: str) -> None:
     """Nothing is open, nobody has a connection, and as many as ever can work at once."""
+    gc.collect()  # where SQLAlchemy leaves a cancelled connection
     await eventually_async(lambda: not tables.transactions(), SECONDS)
     await eventually_async(lambda: pool.taken() == 0, SECONDS)
     users = [pool.write(new_id()) for _ in range(SIZE)]

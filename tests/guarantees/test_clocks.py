@@ -17,7 +17,7 @@ def test_relays_an_hour_apart_share_the_lanes_in_peace(world: World, seed: str) 
         world.relay(clock_skew_seconds=skew, delay_seconds=0.01) for skew in (-HOUR, 0.0, HOUR)
     ]
     # Each has its share: nobody takes what is another's, nobody waits for what is free.
-    eventually(lambda: all("lane.acquired" in relay.log for relay in relays), 20)
+    eventually(lambda: all("lanes.acquired" in relay.log for relay in relays), 20)
     eventually(lambda: len(world.tables.owners()) == 3)
     writer = world.writer(count=150, keys=KEYS, seed=seed)
     assert writer.wait(60) == 0

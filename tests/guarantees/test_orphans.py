@@ -23,7 +23,7 @@ def test_what_a_relay_owned_before_it_lost_its_database_is_worked_again(world: W
     )
     second = world.relay()
     eventually(partial(first.wrote, "database.back"))
-    eventually(partial(first.wrote, "lane.acquired", LANES + 1))
+    eventually(lambda: first.lanes_acquired > LANES)
     world.publish(*drafts(MESSAGES, keys=MESSAGES))
     world.until_settled()
     assert len(world.delivered()) == MESSAGES

@@ -45,8 +45,8 @@ def take_over(world: World, zombie: Child) -> Child:
     begun = time.perf_counter()
     heir = world.relay(gate=str(world.gate))
     # Half of the lanes first: the zombie counts as alive for a while.
-    eventually(lambda: heir.log.count("lane.acquired") >= 8, TAKEN_OVER)
-    eventually(lambda: heir.log.count("lane.acquired") >= 16, TAKEN_OVER)
+    eventually(lambda: heir.lanes_acquired >= 8, TAKEN_OVER)
+    eventually(lambda: heir.lanes_acquired >= 16, TAKEN_OVER)
     print(f"taken over after {time.perf_counter() - begun:.1f} s")
     assert zombie.is_stopped()
     return heir
@@ -56,7 +56,7 @@ def wake(zombie: Child) -> None:
     """Let the zombie go on until it has found its lanes lost and taken its share anew."""
     zombie.resume()
     eventually(lambda: "lane.lost" in zombie.log or "database.lost" in zombie.log)
-    eventually(lambda: zombie.log.count("lane.acquired") > 16)
+    eventually(lambda: zombie.lanes_acquired > 16)
 
 
 def changes_nothing(world: World, failpoint: str, *messages: Draft, refused: bool = True) -> None:
@@ -138,7 +138,7 @@ def test_a_frozen_writer_holds_the_sqlite_file(world: World, ends: str) -> None:
     other = world.relay()
     world.until_taken(other)
     zombie = world.relay("sql.journal_clear.after=stop@1")
-    eventually(lambda: zombie.log.count("lane.acquired") >= 8)
+    eventually(lambda: zombie.lanes_acquired >= 8)
     world.disturbed |= {zombie.pid, other.pid}
     world.publish(*drafts(MESSAGES, keys=MESSAGES))
     eventually(zombie.is_stopped)

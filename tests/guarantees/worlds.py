@@ -126,7 +126,7 @@ class World:
 
     def until_taken(self, relay: Child) -> None:
         """Wait until a relay owns every lane."""
-        eventually(lambda: relay.log.count("lane.acquired") >= 16)
+        eventually(lambda: relay.lanes_acquired >= 16)
 
     def deliveries(self) -> int:
         if not self.record.exists():

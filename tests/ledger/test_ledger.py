@@ -341,9 +341,11 @@ async def test_what_a_dead_relay_was_sending_is_asked_for_first(post: Post) -> N
 async def test_what_was_sent_when_the_database_was_lost_is_asked_for_first(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a relay without the receipt, as when the send was cut off before its answer."""
     accept(post)
     receiver = Askable(found=[Delivered("before the loss")])
     worker = relay(post, receiver)
+    monkeypatch.setattr(worker.settling, "keep", lambda verdicts, epoch: None)
     settle = Store.settle
     losses = [1]
 

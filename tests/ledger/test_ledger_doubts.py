@@ -26,7 +26,7 @@ from ledger_tools import (
     step,
     until_finished,
 )
-from relaying import Post
+from relaying import Post, forbidden
 
 from helpers_messages import make_message
 from postroom.brokers.base import (
@@ -40,6 +40,7 @@ from postroom.brokers.base import (
 )
 from postroom.brokers.call import CallBroker, LookUpCallBroker
 from postroom.config import Routes
+from postroom.errors import PostroomError
 from postroom.messages import Message
 from postroom.outbox.rules import UNSENT
 from postroom.outbox.sending import Sender
@@ -69,6 +70,20 @@ class Away(Askable):
             self.asked.append(message.id)
             return Unknown("no_answer", "nobody there", down="broker")
         return await super().lookup(message)
+
+
+async def test_an_answer_that_could_not_be_written_down_is_not_asked_for_again(post: Post) -> None:
+    """The relay that has it lives: it needs neither a second send nor a look-up."""
+    sent = accept(post).entry.id
+    receiver = Askable(Delivered("done"), found=[NOT_THERE])
+    worker = relay(post, receiver)
+    async with forbidden(post, "archive"):
+        for _ in range(2):
+            with pytest.raises(PostroomError, match="not allowed"):
+                await worker.drain_once()
+    await worker.drain_once()
+    assert (receiver.sent, receiver.asked) == ([sent], [])
+    assert (entry(post).state, entry(post).answer) == ("succeeded", "done")
 
 
 # ── The doubt goes along ───────────────────────────────────────────────────────────────────────
@@ -191,10 +206,10 @@ async def test_what_was_sent_is_asked_for_though_the_relay_dies_after_a_reconnec
     assert (entry(post).state, exchange.sent) == ("succeeded", [])
 
 
-async def test_what_was_sent_and_not_settled_outlives_a_stop(
+async def test_what_was_sent_and_not_settled_outlives_a_reconnect(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database is lost before the settle, and the relay is drained no more."""
+    """The database is lost before the settle, twice, and then the process ends."""
     accept(post)
     first = Askable(found=[NOT_THERE])
     settle = Store.settle
@@ -206,11 +221,10 @@ async def test_what_was_sent_and_not_settled_outlives_a_stop(
 
     monkeypatch.setattr(Store, "settle", lose)
     worker = relay(post, first)
-    with pytest.raises(Exception, match="connection"):
-        await worker.drain_once()
+    for _ in range(2):
+        with pytest.raises(Exception, match="connection"):
+            await worker.drain_once()
     monkeypatch.setattr(Store, "settle", settle)
-    worker.stop()
-    await worker.run()
     second = Askable(found=[Delivered("by the first")])
     post.sql(f"UPDATE {{p}}lane SET lease_until = {long_ago(post)} WHERE owner IS NOT NULL")
     await until_finished(post, relay(post, second))

@@ -6,8 +6,8 @@ One suite runs on every database: what differs between them (drivers, quoting, t
 import asyncio
 import sqlite3
 import uuid
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -204,3 +204,32 @@ def watch_post(url: str) -> Iterator[Post]:
 # SQLite has one writer at a time, so what is about several open transactions leaves it out.
 several_writers = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 on_postgres = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+FORBID = {
+    "postgresql": (
+        "CREATE OR REPLACE FUNCTION {p}forbid() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'not allowed'; END $$",
+        "CREATE TRIGGER forbid BEFORE INSERT ON {p}TABLE FOR EACH ROW EXECUTE FUNCTION {p}forbid()",
+    ),
+    "mariadb": (
+        "CREATE TRIGGER forbid BEFORE INSERT ON {p}TABLE FOR EACH ROW"
+        " SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not allowed'",
+    ),
+    "sqlite": (
+        "CREATE TRIGGER forbid BEFORE INSERT ON {p}TABLE"
+        " BEGIN SELECT RAISE(ABORT, 'not allowed'); END",
+    ),
+}
+
+
+@asynccontextmanager
+async def forbidden(post: Post, table: str) -> AsyncIterator[None]:
+    """While this lasts, nothing can be written into a table."""
+    for statement in FORBID[post.dialect]:
+        await post.change(statement.replace("TABLE", table))
+    try:
+        yield
+    finally:
+        place = f" ON {{p}}{table}" if post.dialect == "postgresql" else ""
+        await post.change(f"DROP TRIGGER forbid{place}")

@@ -15,6 +15,7 @@ from postroom import Draft, Outbox, Published
 from postroom.databases.kinds import KINDS, WRAPPERS, bare, kind_of
 from postroom.errors import (
     CommitUnknown,
+    IdReused,
     InvalidMessage,
     MessageTooLarge,
     WouldCommitAlone,
@@ -235,6 +236,69 @@ async def test_the_same_chosen_id_and_dedup_key_are_a_duplicate(opened: Open, st
     assert stage.payloads() == [b"1"]
 
 
+async def published_and_committed(opened: Open, drafts: list[Draft]) -> None:
+    """A session writes what it has queued with its commit."""
+    await opened.publish_many(outbox, drafts)
+    await opened.commit()
+
+
+ID = "018f0000-0000-7000-8000-00000000abcd"
+
+
+@each_door
+async def test_a_chosen_id_stands_for_one_content(opened: Open, stage: Stage) -> None:
+    first = await opened.publish(outbox, b"1", type="t", key="k", id=ID, headers={"trace": "1"})
+    again = await opened.publish(outbox, b"1", type="t", key="k", id=ID.upper())
+    await opened.commit()
+    late = await opened.publish(outbox, b"1", type="t", key="k", id=ID)
+    await opened.commit()
+    assert (first.id, first.duplicate) == (ID, False)
+    assert (again.id, again.duplicate, late.id, late.duplicate) == (ID, True, ID, True)
+    for other in (
+        Draft(payload=b"2", type="t", key="k", id=ID),
+        Draft(payload=b"1", type="u", key="k", id=ID),
+        Draft(payload=b"1", type="t", key="l", id=ID),
+        Draft(payload=b"1", type="t", key="k", id=ID, topic="elsewhere"),
+        Draft(payload=b"1", type="t", key="k", id=ID, content_type="text/plain"),
+        Draft(payload=b"1", type="t", key="k", id=ID, aggregate_id="a"),
+    ):
+        with pytest.raises(IdReused, match=f"another message has the id {ID}"):
+            await published_and_committed(opened, [other])
+        await opened.rollback()
+    assert stage.payloads() == [b"1"]
+
+
+@each_door
+async def test_a_refused_call_claims_no_id(opened: Open, stage: Stage) -> None:
+    """The transaction may continue, and publish the other message of the call alone."""
+    await opened.publish(outbox, b"1", type="t", id=ID)
+    await opened.commit()
+    fresh = Draft(payload=b"2", type="t", id="018f0000-0000-7000-8000-00000000abce", dedup_key="d")
+    clash = Draft(payload=b"3", type="t", id=ID)
+    with pytest.raises(IdReused):
+        await published_and_committed(opened, [fresh, clash])
+    if kind_of(bare(opened.tx, to_write=False)).is_session:  # refuses to commit after an error
+        await opened.rollback()
+    (published,) = await opened.publish_many(outbox, [fresh])
+    await opened.commit()
+    assert not published.duplicate
+    assert stage.payloads() == [b"1", b"2"]
+
+
+@each_door
+async def test_one_id_twice_in_a_call(opened: Open, stage: Stage) -> None:
+    same = [Draft(payload=b"1", type="t", id=ID), Draft(payload=b"1", type="t", id=ID)]
+    published = await opened.publish_many(outbox, same)
+    await opened.commit()
+    assert [each.duplicate for each in published] == [False, True]
+    other = "018f0000-0000-7000-8000-00000000abce"
+    clash = [Draft(payload=b"1", type="t", id=other), Draft(payload=b"2", type="t", id=other)]
+    with pytest.raises(IdReused):
+        await published_and_committed(opened, clash)
+    await opened.rollback()
+    assert stage.payloads() == [b"1"]
+
+
 @each_door
 async def test_keys_are_serialised_where_asked(opened: Open, stage: Stage) -> None:
     drafts = [Draft(payload=b"%d" % n, type="t", key=f"ключ {n % 3}") for n in range(6)]
@@ -297,7 +361,7 @@ async def test_a_refused_message_leaves_the_transaction_as_it_was(
         await opened.publish(small, b"01234567890", type="t")
     with pytest.raises(InvalidMessage, match="NaN and Infinity are not JSON"):
         await opened.publish(outbox, {"x": float("nan")}, type="t")
-    with pytest.raises(InvalidMessage, match="a object is not JSON"):
+    with pytest.raises(InvalidMessage, match="an object is not JSON"):
         await opened.publish(outbox, {"x": object()}, type="t")
     with pytest.raises(InvalidMessage, match=r"deliver_at must be a datetime with a time zone"):
         await opened.publish(outbox, b"", type="t", deliver_at=dt.datetime(2030, 1, 1))

@@ -15,6 +15,7 @@ import pytest
 
 from doors import DOORS, Door, Open
 from postroom import Draft, Outbox, Published
+from postroom.errors import IdReused
 from stages import Stage, Stages
 
 outbox = Outbox()
@@ -146,6 +147,23 @@ async def test_a_race_with_one_chosen_id_writes_it_once(
     await first.commit()
     assert (await waiting).duplicate
     await second.commit()
+    assert stage.payloads() == [b"1"]
+
+
+async def test_a_race_with_one_chosen_id_and_two_contents_is_refused(
+    writers: list[Writer], stage: Stage
+) -> None:
+    id = "018f0000-0000-7000-8000-00000000abcd"
+    first, second, third = writers
+    await first.publish(b"1", id=id)
+    waiting = asyncio.create_task(second.publish(b"2", id=id))
+    assert await blocked(waiting)
+    await first.commit()
+    with pytest.raises(IdReused, match=id):
+        await waiting
+    await second.rollback()
+    assert (await third.publish(b"1", id=id)).duplicate
+    await third.commit()
     assert stage.payloads() == [b"1"]
 
 

@@ -8,10 +8,11 @@ from relaying import Post, by_key, note, told
 
 from helpers import eventually_async
 from postroom import failpoints
-from postroom.brokers.base import Permanent
+from postroom.brokers.base import Permanent, Transient
 from postroom.errors import RoutingChanged, SchemaError
 from postroom.messages import LANES, lane_of
 from postroom.outbox.relay import Drained
+from postroom.retry import RetryPolicy
 
 pytest_plugins = ("relay_fixtures",)
 
@@ -122,6 +123,18 @@ async def test_an_expired_message_ends_as_a_resolved_letter_and_its_key_goes_on(
     letters = post.sql("SELECT state, error_code, holds_key, attempts FROM {p}dead_letter")
     assert letters == [("resolved", "expired", 0, 0)]
     assert post.empty()
+
+
+async def test_a_head_that_expires_between_two_attempts_frees_its_key_at_once(post: Post) -> None:
+    post.broker.fail(lambda m: m.payload == b"1", Transient("busy", "later"), times=None)
+    async with post.relay(retry=RetryPolicy((600,), attempts=3)):
+        soon = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1.5)
+        await post.put(note("k", 1, expires_at=soon), note("k", 2), note("k", 3))
+        await eventually_async(lambda: post.of("message.held"))
+        await eventually_async(post.empty, 20)
+    assert told(post.broker.messages) == [("k", 2), ("k", 3)]
+    letters = post.sql("SELECT state, error_code, attempts FROM {p}dead_letter")
+    assert letters == [("resolved", "expired", 1)]
 
 
 async def test_a_delayed_message_takes_its_place_when_it_is_due(post: Post) -> None:

@@ -84,14 +84,14 @@ async def test_a_broker_that_answers_about_a_topic_is_up() -> None:
     sender = sender_to(broker, clock)
     broker.answers["good"] = [DOWN]
     await sender.send([make_message(topic="good")], epoch=1, may_send=always)
-    assert sender.all_down()
+    assert sender.destinations.all_down()
     clock.now += 60
     broker.answers["bad"] = [Transient("no_stream", "no stream", down="topic")]
     wave = [make_message(topic="bad"), make_message(topic="good"), make_message(topic="good")]
     verdicts = await sender.send(wave, epoch=1, may_send=always)
     assert isinstance(verdicts[0], Down)
     assert [type(one) for one in verdicts[1:]] == [Settled, Settled]
-    assert not sender.all_down()
+    assert not sender.destinations.all_down()
 
 
 async def test_a_topic_that_is_closed_does_not_use_up_the_probe() -> None:
@@ -102,7 +102,7 @@ async def test_a_topic_that_is_closed_does_not_use_up_the_probe() -> None:
     broker.answers["good"] = [DOWN]
     await sender.send([make_message(topic="good")], epoch=1, may_send=always)
     clock.now += 0.19  # the broker may be tried again, the topic not yet
-    sender._breakers["topic bad"].retry_at = clock.now + 30
+    sender.destinations.breakers["topic bad"].retry_at = clock.now + 30
     broker.sent.clear()
     wave = [make_message(topic="bad"), make_message(topic="good")]
     verdicts = await sender.send(wave, epoch=1, may_send=always)
@@ -131,7 +131,7 @@ async def test_a_probe_that_found_no_room_has_learnt_nothing(down: Transient) ->
     clock.now += 1
     verdicts = await sender.send([make_message(topic="t")], epoch=1, may_send=always)
     assert verdicts == [Unsent(crowded=True)]
-    assert sender.breakers()  # as down as before, and the next probe need not wait
+    assert sender.destinations.down()  # as down as before, and the next probe need not wait
     verdicts = await sender.send([make_message(topic="t")], epoch=1, may_send=always)
     assert [type(one) for one in verdicts] == [Settled]
 

@@ -13,6 +13,7 @@ from helpers import eventually_async
 from postroom.brokers.base import Transient
 from postroom.databases.database import DatabaseLost
 from postroom.messages import LANES, Message, lane_of
+from postroom.outbox.housekeeping import Housekeeper
 from postroom.outbox.office import Office
 from postroom.outbox.relay import Relay
 from postroom.outbox.together import Budget
@@ -221,7 +222,7 @@ async def test_a_database_that_dies_during_a_prune_is_a_lost_database(
         post.forget_look()
         await asyncio.to_thread(server.kill)
         with pytest.raises(DatabaseLost):
-            await office._prune_or_say(relay.stopping)
+            await Housekeeper(office).prune(relay.stopping)
         await asyncio.to_thread(server.start)
     finally:
         await office.close()

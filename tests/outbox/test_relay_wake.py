@@ -2,17 +2,22 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from relaying import Post, note, on_postgres
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.orm import Session
 
 from helpers import eventually_async
+from postroom import failpoints
 from postroom.databases.database import Database
 from postroom.outbox import notify
 from postroom.outbox.notify import Notifier
 from postroom.outbox.relay import Relay
+from postroom.outbox.together import Pulse
 
 pytest_plugins = ("relay_fixtures",)
 
@@ -69,15 +74,78 @@ async def test_a_commit_in_the_same_process_wakes_it(post: Post) -> None:
     engine.dispose()
 
 
-def test_the_pause_between_hints_grows_only_while_somebody_waits_for_it() -> None:
-    rare, thick = [notify.QUIET_SECONDS], [notify.QUIET_SECONDS]
-    for _ in range(10):
-        rare.append(notify.pause_after(rare[-1], waited=False))
-        thick.append(notify.pause_after(thick[-1], waited=True))
-    assert set(rare) == {notify.QUIET_SECONDS}
-    assert thick == sorted(thick)
-    assert thick[-1] == notify.BUSY_SECONDS
-    assert notify.pause_after(thick[-1], waited=False) == notify.QUIET_SECONDS
+def pauses(pace: notify.Pace, phases: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Run the notifier's loop on a made-up clock; each phase is a duration and a commit rate.
+
+    Returns the time and length of each pause."""
+    found, now, start, count = [], 0.0, 0.0, 0.0
+    for seconds, rate in phases:
+        while now < start + seconds:
+            pause = pace.after(now, int(count + (now - start) * rate))
+            found.append((now, pause))
+            now += max(pause, 1 / rate)  # a hint needs a commit
+        start, count = start + seconds, count + seconds * rate
+    return found
+
+
+def test_the_pause_comes_down_when_a_burst_is_over() -> None:
+    found = pauses(notify.Pace(), [(0.5, 3_000), (2.0, 200)])
+    assert found[0][1] == notify.QUIET_SECONDS
+    burst = {pause for at, pause in found if 0.1 < at < 0.5}
+    assert burst == {notify.BUSY_SECONDS}
+    after = {pause for at, pause in found if at > 0.5 + 3 * notify.WINDOW_SECONDS}
+    assert after == {notify.QUIET_SECONDS}
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.2, 2), st.floats(5, 20_000)), max_size=5),
+    st.floats(5, 20_000).filter(lambda rate: abs(rate - notify.BUSY_RATE) > 50),
+)
+def test_the_pause_depends_on_the_rate_of_now_alone(
+    before: list[tuple[float, float]], rate: float
+) -> None:
+    settle = 3 * notify.WINDOW_SECONDS + 2 / rate
+    found = pauses(notify.Pace(), [*before, (settle + 1.0, rate)])
+    start = sum(seconds for seconds, _ in before)
+    last = {pause for at, pause in found if at > start + settle}
+    expected = notify.BUSY_SECONDS if rate > notify.BUSY_RATE else notify.QUIET_SECONDS
+    assert last <= {expected}
+
+
+@pytest.fixture
+def failing() -> Iterator[None]:
+    yield
+    failpoints.clear()
+
+
+@pytest.mark.usefixtures("failing")
+async def test_a_hint_during_a_read_reaches_every_lane(post: Post) -> None:
+    """The message is committed after the read has its snapshot, and all lanes share that read."""
+    point = "sql.read_lanes.after" if post.dialect == "postgresql" else "sql.lane_sizes.after"
+    async with post.relay(listen=False, **RARELY) as relay:
+        await settled(post, relay)
+        office = relay._office
+        assert office is not None
+
+        def commit() -> None:
+            failpoints.clear()
+            post.publish(*[note(f"k{n}", n) for n in range(50)])  # in every lane
+            office.pulse.hint()
+
+        failpoints.arm(point, commit, at=1 if post.dialect == "postgresql" else 16)
+        office.pulse.hint()
+        await arrives_within(post, 50, 30)
+
+
+async def test_idle_lanes_share_a_read_only_while_messages_are_under_way() -> None:
+    pulse = Pulse(60.0, 60.0)
+    idle = asyncio.create_task(pulse.wait(pulse.hints))
+    await asyncio.sleep(0)
+    pulse.share(0)
+    await asyncio.sleep(0)
+    assert not idle.done()
+    pulse.share(3)
+    await eventually_async(idle.done)
 
 
 @on_postgres

@@ -25,8 +25,10 @@ from postroom.errors import ConfigurationError
 from postroom.messages import LANES, Message
 from postroom.outbox.relay import Relay
 from postroom.outbox.rules import (
+    CAP_SECONDS,
     DEATHS_ALONE,
     ERROR_CHARACTERS,
+    LATE_DEATHS,
     SETTLED,
     Breaker,
     Bury,
@@ -89,11 +91,14 @@ def test_without_a_death_a_batch_goes_as_one() -> None:
 def test_suspicion_narrows_with_every_death() -> None:
     batch = make_messages(1000)
     crowd = Leftover(1, 1000, 1000, alone=False)
-    assert set(parts(batch, [crowd])) == {31, 1000 % 31}
+    sizes = parts(batch, [crowd])
+    assert sizes[:-1] == [31] * 4 + [62] * 4 + [93] * 4 + [124] * 2
     part = Leftover(1, 31, 31, alone=False)
-    suspects = segments(batch, [crowd, part])
-    assert [s.alone for s in suspects[:31]] == [True] * 31
-    assert not any(s.alone for s in suspects[31:])
+    assert parts(batch, [crowd, part])[:8] == [1] * 4 + [2] * 4
+    assert not any(s.alone for s in segments(batch, [crowd, part]))
+    one = Leftover(3, 3, 1, alone=False)
+    suspects = segments(batch, [crowd, part, one])
+    assert [[m.position for m in s.messages] for s in suspects if s.alone] == [[3]]
     assert [m.position for s in suspects for m in s.messages] == list(range(1, 1001))
 
 
@@ -103,7 +108,39 @@ def test_only_a_message_that_was_alone_is_blamed() -> None:
     assert [s.deaths for s in segments(batch, crowd)] == [0] * 5
     alone = [Leftover(3, 3, 1, alone=True)] * DEATHS_ALONE
     assert [s.deaths for s in segments(batch, alone)] == [0, DEATHS_ALONE, 0]
+    assert [s.blamed for s in segments(batch, alone)] == [False, True, False]
     assert parts(batch, alone) == [2, 1, 2]
+
+
+def test_a_death_late_in_a_send_weighs_little() -> None:
+    batch = make_messages(3)
+    late = Leftover(2, 2, 1, alone=False)
+    quick = Leftover(2, 2, 1, alone=True)
+
+    def blamed(*leftovers: Leftover) -> bool:
+        (suspect,) = (s for s in segments(batch, leftovers) if s.alone)
+        return suspect.blamed
+
+    assert not blamed(quick, quick, *[late] * (LATE_DEATHS - 1))
+    assert blamed(quick, quick, quick, late)
+    assert blamed(*[late] * LATE_DEATHS)
+
+
+@given(st.integers(1, 400), st.data())
+def test_a_killer_is_found_within_a_few_deaths(count: int, data: st.DataObject) -> None:
+    killer = data.draw(st.integers(1, count))
+    batch, leftovers, deaths = make_messages(count), list[Leftover](), 0
+    while True:
+        cut = segments(batch, leftovers)
+        where = next(s for s in cut if s.messages[-1].position >= killer)
+        if where.blamed:
+            break
+        # The parts before it are delivered, and the process dies with this part under way.
+        lo, hi, deaths = where.messages[0].position, where.messages[-1].position, deaths + 1
+        leftovers.append(Leftover(lo, hi, len(where.messages), where.alone))
+        batch = [m for m in batch if m.position >= lo]
+        assert deaths <= 8
+    assert [m.position for m in where.messages] == [killer]
 
 
 @given(
@@ -164,6 +201,17 @@ def test_back_off_grows_to_its_cap_and_only_by_probes() -> None:
         now += delays[-1] + 0.01
         assert breaker.admits(now) == 1
     assert delays == [1, 2, 4] + [8] * 37
+
+
+def test_an_answered_ping_brings_one_probe_forward() -> None:
+    breaker = Breaker(first_seconds=1, failures=9)
+    breaker.answered(0)  # it is up, and stays so
+    assert breaker.admits(0) is None
+    assert breaker.failed(0, "down", "no", lambda: 1.0) == CAP_SECONDS <= 5
+    breaker.answered(0.5)
+    assert breaker.admits(0.5) == 1
+    breaker.answered(0.6)  # the probe is in flight
+    assert breaker.admits(0.6) == 0
 
 
 def test_sends_that_fail_together_count_once() -> None:

@@ -72,7 +72,7 @@ def fill(post: Post, first: int, last: int, table: str = "outbox") -> None:
 async def test_an_empty_outbox(link: WorkerLink, post: Post) -> None:
     found = await look(link)
     none = 0.0 if post.dialect == "postgresql" else None
-    assert found == Measured(0, 0.0, 0, 0, 0, 0, 0, LANES, none)
+    assert found == Measured(0, 0.0, 0, 0, 0, 0, 0, LANES, 0, none)
 
 
 async def test_what_is_little_is_counted(link: WorkerLink, post: Post) -> None:

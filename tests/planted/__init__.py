@@ -18,12 +18,20 @@ STORE = "tests/outbox/test_store.py::"
 FAILURES = "tests/outbox/test_relay_failures.py::"
 ORDER = "tests/outbox/test_relay_order.py::"
 SUSPECTS = "tests/outbox/test_relay_suspects.py::"
+STEPS = "tests/outbox/test_clock_steps.py::"
+UNSETTLED = "tests/outbox/test_relay_unsettled.py::"
 ADDRESSES = "tests/brokers/test_webhook_addresses.py::"
+JOBS = "tests/ops/test_jobs.py::"
+WAKE = "tests/outbox/test_relay_wake.py::"
 LATE = "tests/outbox/test_relay_late.py::"
 KAFKA = "tests/brokers/test_kafka_order.py::"
 RECEIVING = "tests/brokers/test_receiving.py::"
+TAKEOVER = "tests/brokers/test_nats_takeover.py::"
 CONSUMER = "tests/inbox/test_consumer.py::"
+PASSED = "tests/inbox/test_passed_over.py::"
+DJANGO = "tests/inbox/test_django_handlers.py::"
 HANDLERS = "tests/inbox/test_failures.py::"
+LIMITS = "tests/guarantees/test_connection_limits.py::"
 SEATS = "tests/inbox/test_seats.py::"
 SAME = "tests/idempotency/test_same_transaction.py::"
 KEYED = "tests/idempotency/test_frameworks.py::"
@@ -91,6 +99,10 @@ BUGS: dict[str, Bug] = {
         "pruning deletes dead letters that nobody has decided about",
         on("tests/ops/test_prune.py::test_what_is_old_goes_and_what_is_undecided_stays", *ALL),
     ),
+    "redrive_without_pace": Bug(
+        "each worker redrives dead letters at the full rate of the rule, without the shared limit",
+        on("tests/outbox/test_redriver.py::test_the_rate_holds_for_all_workers_together", *ALL),
+    ),
     "take_without_lock": Bug(
         "free lanes are looked for and taken in two steps that others may come between",
         on(f"{STORE}test_of_many_takers_one_wins_each_lane", *SERVERS),
@@ -102,6 +114,14 @@ BUGS: dict[str, Bug] = {
     "lease_never_ends": Bug(
         "the lanes of a dead relay stay its own for ever",
         on(f"{STORE}test_an_owned_lane_is_left_alone_until_its_lease_ends", *ALL),
+    ),
+    "lease_of_the_future": Bug(
+        "a lease that was written before the clock went back lasts until then",
+        (
+            *on(f"{STEPS}test_a_dead_relays_lanes_are_free", *(f"{kind}-known" for kind in ALL)),
+            *on(f"{STEPS}test_a_key_whose_owner_died_is_in_doubt_after_one_lease", *ALL),
+            *on(f"{STEPS}test_a_retry_of_a_dead_consumer_is_due", *ALL),
+        ),
     ),
     "application_clock": Bug(
         "leases are measured by the clock of the relay's machine",
@@ -123,10 +143,26 @@ BUGS: dict[str, Bug] = {
             "postgresql",
         ),
     ),
+    "figures_from_the_watermark": Bug(
+        "messages in flight are left out of the figures, so that alerts end during an outage",
+        on(
+            "tests/outbox/test_relay_outages.py::"
+            "test_figures_never_fall_and_the_alert_stays_until_recovery",
+            "postgresql-1",
+        ),
+    ),
     "settled_before_receipt": Bug(
         "a message is settled when it is sent, before the broker has said yes", CONFIRMED
     ),
     "batch_settled_as_one": Bug("one receipt of a batch counts for all of it", CONFIRMED),
+    "receipts_forgotten": Bug(
+        "messages that were sent and could not be settled are sent again after the reconnect",
+        on(f"{UNSETTLED}test_what_cannot_be_settled_is_sent_once", *ALL),
+    ),
+    "no_probe": Bug(
+        "a relay whose settles fail reads and sends on as if they did not",
+        on(f"{UNSETTLED}test_what_cannot_be_settled_is_sent_once", *ALL),
+    ),
     "read_before_settle": Bug(
         "the next read begins before the settle is committed and sees what was just sent",
         on(
@@ -166,13 +202,29 @@ BUGS: dict[str, Bug] = {
         "a message is blamed for deaths at which it was not alone",
         on(f"{SUSPECTS}test_random_kills_bury_nothing", *ALL),
     ),
+    "late_deaths_blamed": Bug(
+        "a message is blamed for three deaths, though they came in the middle of its sends",
+        on(f"{SUSPECTS}test_late_deaths_bury_nothing_for_long", *ALL),
+    ),
     "no_journal": Bug(
         "nothing says what is being sent, so a message that kills its sender does so for ever",
         on(f"{SUSPECTS}test_the_journal_stands_while_a_send_is_under_way", *ALL),
     ),
     "hints_only": Bug(
         "a relay that is not woken does not look",
-        on("tests/outbox/test_relay_wake.py::test_a_lost_hint_costs_a_poll", "sqlite"),
+        on(f"{WAKE}test_a_lost_hint_costs_a_poll", "sqlite"),
+    ),
+    "replayed_for_each_delivery": Bug(
+        "a replay sends a message as often as it was delivered before",
+        on(f"{JOBS}test_a_message_with_several_deliveries_is_replayed_once", *ALL),
+    ),
+    "hint_for_one_lane": Bug(
+        "a hint that comes during a read wakes one lane, and the others wait for their poll",
+        on(f"{WAKE}test_a_hint_during_a_read_reaches_every_lane", "sqlite"),
+    ),
+    "hints_stay_rare": Bug(
+        "after a burst the pause between hints stays long while commits go on at a low rate",
+        (f"{WAKE}test_the_pause_comes_down_when_a_burst_is_over",),
     ),
     "sigterm_exits": Bug(
         "a relay that is told to stop drops what is under way",
@@ -222,6 +274,32 @@ BUGS: dict[str, Bug] = {
             "tests/outbox/test_payloads.py::"
             "test_any_payload_arrives_as_it_was_or_is_refused_when_published",
             *ALL,
+        ),
+    ),
+    "chosen_id_unclaimed": Bug(
+        "a second message under an id that its publisher chose is written, and receivers drop it",
+        on(
+            "tests/outbox/test_publish.py::test_a_chosen_id_stands_for_one_content",
+            "psycopg.Connection-postgresql-default",
+            "pymysql.Connection-mariadb-default",
+            "sqlite3.Connection-sqlite-default",
+        ),
+    ),
+    "sqlite_transaction_in_pieces": Bug(
+        "a worker on SQLite holds the file's lock until its event loop comes round again",
+        (
+            "tests/databases/test_database.py::"
+            "test_a_transaction_on_sqlite_never_waits_for_the_loop",
+        ),
+    ),
+    "naive_model_published": Bug(
+        "a model with a datetime without a time zone is published as text of no known instant",
+        on(
+            "tests/test_model_payloads.py::test_a_naive_datetime_is_refused",
+            "pydantic",
+            "pydantic nested",
+            "msgspec",
+            "msgspec nested",
         ),
     ),
     "webhook_address_unchecked": Bug(
@@ -274,6 +352,17 @@ BUGS: dict[str, Bug] = {
             ),
         ),
     ),
+    "empty_pull_believed": Bug(
+        "a receiver of NATS takes the end of a pull for the end of the unacknowledged messages",
+        (
+            f"{TAKEOVER}test_a_pull_that_ends_without_messages_is_no_end_of_what_others_left",
+            f"{TAKEOVER}test_what_was_given_back_is_waited_for_while_the_server_is_slow",
+        ),
+    ),
+    "pin_outlives_its_connection": Bug(
+        "a receiver of NATS that connects again lets a pull of its old connection take messages",
+        (f"{TAKEOVER}test_a_pull_of_an_earlier_connection_takes_nothing_away",),
+    ),
     "given_back_is_passed": Bug(
         "later messages of a stream are handed out while earlier ones are on their way back",
         ("tests/brokers/test_nats_receiving.py::test_a_tray_waits_for_what_comes_back",),
@@ -282,6 +371,24 @@ BUGS: dict[str, Bug] = {
         "a consumer cannot tell what came before another had its source from what came after",
         on(f"{RECEIVING}test_a_server_killed_while_receiving_costs_no_message", "nats"),
     ),
+    "one_refusal_ends_a_worker": Bug(
+        "a worker that lost its database ends with the first connection that is refused",
+        (
+            *on(
+                f"{LIMITS}test_a_worker_outlives_a_server_that_comes_back_too_small",
+                *(f"{worker}-{kind}" for worker in ("relay", "consumer") for kind in ALL),
+            ),
+        ),
+    ),
+    "silence_not_noticed": Bug(
+        "a consumer keeps its source while its database does not answer",
+        on(
+            "tests/inbox/test_silent_consumer_database.py::"
+            "test_a_healthy_consumer_takes_over_while_a_database_is_silent",
+            "postgresql-idle",
+            "mariadb-idle",
+        ),
+    ),
     "inbox_forgets": Bug(
         "a message that comes again is handled again",
         on(f"{CONSUMER}test_what_comes_again_is_skipped", *ALL),
@@ -289,6 +396,18 @@ BUGS: dict[str, Bug] = {
     "effect_in_a_second_transaction": Bug(
         "the inbox's row commits before its effect, which a failure then loses",
         on(f"{CONSUMER}test_a_failure_takes_the_inboxs_row_along", *ALL),
+    ),
+    "django_effect_outside": Bug(
+        "a handler's changes through Django's ORM commit separately, also when the handler fails",
+        on(f"{DJANGO}test_a_handler_that_fails_twice_leaves_one_row", *SERVERS),
+    ),
+    "error_passed_over": Bug(
+        "a handler that passes over an error of PostgreSQL loses its message with its transaction",
+        on(
+            f"{PASSED}test_its_message_and_those_beside_it_are_not_lost",
+            "postgresql-False-session",
+            "postgresql-True-connection",
+        ),
     ),
     "acknowledged_before_commit": Bug(
         "the broker has its yes before the effect is committed",
@@ -316,6 +435,10 @@ BUGS: dict[str, Bug] = {
     "fingerprint_not_compared": Bug(
         "another request with a known key is answered from memory",
         on(f"{SAME}test_another_request_with_the_key_is_refused", *ALL),
+    ),
+    "model_without_its_class": Bug(
+        "a model of another class with equal members is answered with the result of the first",
+        on("tests/idempotency/test_arguments.py::test_a_model_is_compared_by_its_members", "Order"),
     ),
     "key_in_a_second_transaction": Bug(
         "a key is claimed in a commit of its own, and stays when its request is rolled back",
@@ -381,7 +504,7 @@ BUGS: dict[str, Bug] = {
     ),
     "journal_dropped_in_doubt": Bug(
         "a relay that lost its database forgets in its journal what it was sending",
-        on(f"{DOUBTS}test_what_was_sent_and_not_settled_outlives_a_stop", *ALL),
+        on(f"{DOUBTS}test_what_was_sent_and_not_settled_outlives_a_reconnect", *ALL),
     ),
     "any_answer_is_not_arrived": Bug(
         "a look-up that reached nobody means that nothing arrived",

@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from postroom import messages, signals
+from postroom import payloads, signals
 from postroom.brokers import kafka, webhook_net
 from postroom.brokers.base import Delivered, Outcome, Permanent, Transient, Unknown
 from postroom.brokers.kafka_clients import Clients
@@ -23,16 +24,17 @@ from postroom.brokers.nats_tray import Tray
 from postroom.brokers.webhook_guard import Allowed
 from postroom.databases import sql
 from postroom.databases.sql import Prepared
+from postroom.databases.sqlite import AiosqliteLink
 from postroom.dead_letters import store as letters
-from postroom.flow import Flow, Value
+from postroom.flow import Flow, Value, run_async
 from postroom.gateway import adapter, children
 from postroom.gateway.counter import Counter
-from postroom.idempotency import exchange, functions, keys, policy, resume, store, turn
+from postroom.idempotency import arguments, exchange, functions, keys, policy, resume, store, turn
 from postroom.idempotency import rules as key_rules
 from postroom.idempotency.borrowed import Borrowed
 from postroom.idempotency.runs import Run
 from postroom.idempotency.transaction import KeyedTransaction
-from postroom.inbox import carrying
+from postroom.inbox import carrying, consumer, tray
 from postroom.inbox import rules as inbox_rules
 from postroom.inbox.rules import Letter
 from postroom.inbox.store import Opened, Seat
@@ -43,14 +45,26 @@ from postroom.ledger import store as ledger
 from postroom.ledger.rules import Entry
 from postroom.messages import Message
 from postroom.ops import cli_relay
-from postroom.outbox import doubts, noting, publish, requests, rules, sending, writing
+from postroom.outbox import (
+    doubts,
+    notify,
+    noting,
+    publish,
+    relay,
+    requests,
+    rules,
+    sending,
+    writing,
+)
 from postroom.outbox import lane as lanes
 from postroom.outbox.doubts import Doubts, Finding
 from postroom.outbox.lane import Lane, _Batch
+from postroom.outbox.notify import Pace
 from postroom.outbox.office import Office
 from postroom.outbox.relay import Relay
-from postroom.outbox.rules import SETTLED, Horizon, Leftover, Settled, Verdict
+from postroom.outbox.rules import SETTLED, Horizon, Leftover, Segment, Settled, Verdict
 from postroom.outbox.sending import Sender
+from postroom.outbox.settling import Settling
 from postroom.outbox.store import ROOM, Ask, Change, Store
 from postroom.outbox.together import Pulse
 
@@ -74,9 +88,9 @@ NOW = {
 }
 
 
-def reword(dialect: str, name: str, old: str, new: str) -> None:
+def reword(dialect: str, name: str, old: str, new: str, room: str = ROOM) -> None:
     """Replace words of a query, wherever they stand in it."""
-    queries = sql._room(ROOM)[dialect]
+    queries = sql._room(room)[dialect]
     assert old in queries[name], f"{name} of {dialect} does not say {old!r} any more"
     queries[name] = queries[name].replace(old, new)
     sql.prepare.cache_clear()
@@ -87,6 +101,12 @@ def reword_fences(change: Mapping[str, tuple[str, str]]) -> None:
         for name in FENCED:
             if sql.has_query(ROOM, dialect, name):
                 reword(dialect, name, old, new)
+
+
+def replayed_for_each_delivery() -> None:
+    for dialect in sql.DIALECTS:
+        by = "GROUP BY id, created_at"
+        reword(dialect, "archive_take", by, f"{by}, position", "postroom.ops.jobs")
 
 
 # ── The fence, and owning lanes ────────────────────────────────────────────────────────────────
@@ -125,6 +145,17 @@ def lease_never_ends() -> None:
         reword(dialect, "lanes_lock_free", f"lease_until < {now}", "1 = 0")
 
 
+def lease_of_the_future() -> None:
+    for dialect in sql.DIALECTS:
+        for room, name in (
+            (ROOM, "lanes_cap"),
+            ("postroom.idempotency", "cap"),
+            ("postroom.idempotency", "cap_all"),
+            ("postroom.inbox", "lease_cap"),
+        ):
+            reword(dialect, name, " WHERE ", " WHERE 1 = 0 AND ", room)
+
+
 def application_clock() -> None:
     mark = "/* ours */"
     for dialect, now in NOW.items():
@@ -161,6 +192,11 @@ def prune_without_state() -> None:
         reword(dialect, "prune_dead", "state IN ('resolved', 'discarded')", "1 = 1")
 
 
+def redrive_without_pace() -> None:
+    for dialect in sql.DIALECTS:
+        reword(dialect, "pace_lock", "ELSE 0", "ELSE 1", room=letters.ROOM)
+
+
 # ── Reading ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -180,6 +216,10 @@ def watermark_by_transaction_number() -> None:
         "AND granted",
         "AND granted AND pid IN (SELECT pid FROM pg_stat_activity WHERE backend_xid IS NOT NULL)",
     )
+
+
+def figures_from_the_watermark() -> None:
+    Horizon.settled = lambda self: dict(self.safe)  # type: ignore[method-assign]
 
 
 def read_before_settle() -> None:
@@ -209,6 +249,26 @@ def hints_only() -> None:
     Pulse.__init__ = never  # type: ignore[method-assign]
 
 
+def hint_for_one_lane() -> None:
+    wait = Pulse.wait
+
+    async def first_only(self: Pulse, seen: int) -> None:
+        early, self.hints = self.hints != seen, seen
+        if not early:
+            await wait(self, seen)
+
+    Pulse.wait = first_only  # type: ignore[method-assign]
+
+
+def hints_stay_rare() -> None:
+    def latch(self: Pace, now: float, commits: int) -> float:
+        waited, self._before = commits > self._before, commits
+        self._pause = min(self._pause * 2, notify.BUSY_SECONDS) if waited else notify.QUIET_SECONDS
+        return self._pause
+
+    Pace.after = latch  # type: ignore[method-assign]
+
+
 # ── Sending and settling ───────────────────────────────────────────────────────────────────────
 
 
@@ -221,6 +281,14 @@ def settled_before_receipt() -> None:
         await send(self, wave)
 
     _Batch._send_wave = settle_and_send  # type: ignore[method-assign]
+
+
+def receipts_forgotten() -> None:
+    Settling.keep = lambda self, verdicts, epoch: None  # type: ignore[method-assign]
+
+
+def no_probe() -> None:
+    Settling.most = lambda self, rows: rows  # type: ignore[method-assign]
 
 
 def batch_settled_as_one() -> None:
@@ -281,8 +349,18 @@ def unknown_is_delivered() -> None:
 def random_kills_blamed() -> None:
     suspicion = rules._suspicion
 
-    def blame(message: Message, leftovers: Sequence[Leftover]) -> tuple[int, bool, int]:
+    def blame(message: Message, leftovers: Sequence[Leftover]) -> Segment:
         return suspicion(message, [replace(left, alone=True) for left in leftovers])
+
+    rules._suspicion = blame
+
+
+def late_deaths_blamed() -> None:
+    suspicion = rules._suspicion
+
+    def blame(message: Message, leftovers: Sequence[Leftover]) -> Segment:
+        seen = suspicion(message, leftovers)
+        return replace(seen, deaths=seen.deaths + seen.late)
 
     rules._suspicion = blame
 
@@ -338,7 +416,30 @@ def was_committed_guesses() -> None:
 
 
 def nan_published() -> None:
-    messages._JSON.allow_nan = True
+    payloads._JSON.allow_nan = True
+
+
+def chosen_id_unclaimed() -> None:
+    whole = writing.item
+
+    def item(message: Any, *, serialize_key: bool, chosen_id: bool) -> Any:
+        return whole(message, serialize_key=serialize_key, chosen_id=False)
+
+    writing.item = item
+
+
+def sqlite_transaction_in_pieces() -> None:
+    async def transact(self: AiosqliteLink, begin: str, flow: Flow[Any]) -> Any:
+        await self.connection.execute(begin)
+        result = await run_async(flow, self)
+        await self.connection.execute("COMMIT")
+        return result
+
+    AiosqliteLink.transact = transact  # type: ignore[assignment]
+
+
+def naive_model_published() -> None:
+    payloads._compare = lambda *_: None
 
 
 # ── Webhooks ───────────────────────────────────────────────────────────────────────────────────
@@ -392,6 +493,29 @@ def take_over_at_once() -> None:
     Source._settle = settle_nothing  # type: ignore[method-assign]
 
 
+def empty_pull_believed() -> None:
+    recover = Source._recover
+
+    async def recover_what_came(self: Source, link: Any, recovery: Any, info: Any) -> None:
+        if info is not None:
+            recovery.expected = len(recovery.came)
+        await recover(self, link, recovery, info)
+
+    Source._recover = recover_what_came  # type: ignore[method-assign]
+
+
+def pin_outlives_its_connection() -> None:
+    opened = Source.open
+
+    async def open_with_the_old_pin(self: Source, link: Any, *, update: bool) -> None:
+        pin, self._pin = self._pin, None
+        await opened(self, link, update=update)
+        if pin is not None:
+            self._pin, self._state = pin, "settling"
+
+    Source.open = open_with_the_old_pin  # type: ignore[method-assign]
+
+
 def given_back_is_passed() -> None:
     def give_back(self: Tray, sequence: int) -> bool:
         return self._hand.pop(sequence, None) is not None
@@ -407,6 +531,22 @@ def claim_never_grows() -> None:
         self.claim = 1
 
     Source._begin_claim = begin_again  # type: ignore[method-assign]
+
+
+def one_refusal_ends_a_worker() -> None:
+    async def once(attempt: Any, *, report: Any, cause: Any, **_: Any) -> Any:
+        report(cause, 0.0)
+        return await attempt()
+
+    for module in (relay, consumer):
+        module.reopen = once  # type: ignore[assignment]
+
+
+def silence_not_noticed() -> None:
+    async def ask(self: Any, name: str, **values: Value) -> Any:
+        return await self._house.query(tray.ROOM, name, **values)
+
+    tray.Tray._ask = ask  # type: ignore[method-assign]
 
 
 # ── Consumers ──────────────────────────────────────────────────────────────────────────────────
@@ -456,6 +596,24 @@ def content_not_compared() -> None:
         return self
 
     Letter.changed = changed  # type: ignore[method-assign]
+
+
+def django_effect_outside() -> None:
+    from postroom.inbox.django import DjangoTransaction
+
+    def call(self: DjangoTransaction, function: Callable[[Any], Any]) -> None:
+        # Another thread has another connection of Django's, which commits separately.
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(function, self.connection).result()
+
+    DjangoTransaction.call = call  # type: ignore[method-assign]
+
+
+def error_passed_over() -> None:
+    from postroom.inbox import transactions
+
+    assert transactions._note_error
+    transactions._note_error = lambda context: None
 
 
 def effect_in_a_second_transaction() -> None:
@@ -508,6 +666,16 @@ def fingerprint_not_compared() -> None:
         return judge(record._replace(fingerprint=fingerprint), name, fingerprint, owner)
 
     store.judge = careless
+
+
+def model_without_its_class() -> None:
+    form = arguments._form
+
+    def anonymous(value: Any, path: str) -> Any:
+        found = form(value, path)
+        return ["model", "", found[2]] if isinstance(found, list) and found[0] == "model" else found
+
+    arguments._form = anonymous
 
 
 def key_in_a_second_transaction() -> None:

@@ -33,12 +33,18 @@ class Owning(Transaction):
 
     def lanes_state(self, values: Values) -> Rows:
         return [
-            (lane, row.owner, 0, self._left_us(row))
+            (lane, row.owner, 0, self._left_us(row), row.lease_us)
             for lane, row in sorted(self._rows("lane").items())
         ]
 
     def _left_us(self, row: LaneRow) -> int | None:
         return None if row.lease_until is None else int((row.lease_until - self.now()) * 1e6)
+
+    def lanes_cap(self, values: Values) -> None:
+        for lane, row in sorted(self._rows("lane").items()):
+            lease_us = row.lease_us or values["lease_us"]
+            if row.owner is not None and (self._left_us(row) or 0) > lease_us:
+                self._put("lane", lane, replace(row, lease_until=self.now() + lease_us / 1e6))
 
     def lanes_lock_free(self, values: Values) -> Rows:
         """Of `lane_list` the server has left only what is not locked."""
@@ -52,13 +58,15 @@ class Owning(Transaction):
     def lanes_take(self, values: Values) -> None:
         for lane in values["lane_list"]:
             epoch = self._get("lane", lane).epoch + 1
-            self._put("lane", lane, LaneRow(values["owner"], epoch, self.lease_end(values)))
+            end = self.lease_end(values)
+            self._put("lane", lane, LaneRow(values["owner"], epoch, end, values["lease_us"]))
 
     def lanes_renew(self, values: Values) -> Rows:
         renewed = []
         for lane, row in sorted(self._rows("lane").items()):
             if row.owner == values["owner"]:
-                self._put("lane", lane, replace(row, lease_until=self.lease_end(values)))
+                end = self.lease_end(values)
+                self._put("lane", lane, replace(row, lease_until=end, lease_us=values["lease_us"]))
                 renewed.append((lane, row.epoch, 0))
         return renewed
 
@@ -72,6 +80,9 @@ class Owning(Transaction):
         return [(lane, 0, int(lane in held)) for lane in values["lane_list"]]
 
     # ── workers ─────────────────────────────────────────────────────────────────────────────────
+
+    def caches(self, values: Values) -> Rows:
+        return []
 
     def meta_read(self, values: Values) -> Rows:
         value = self._get("meta", values["item"])
@@ -147,7 +158,9 @@ class Owning(Transaction):
         place = values["position"]
         self._journal_drop(
             lambda lane, owner, batch, e: (
-                lane == values["lane"] and e.alone and e.lo == place and e.hi == place
+                lane == values["lane"]
+                and e.lo == e.hi == place
+                and (e.alone or values["late"] == 1)
             )
         )
 

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from postroom import alerts, messages
 from postroom.databases import database, opening
+from postroom.outbox import housekeeping, office, relay, rules, sending, settling, watch
 from postroom.outbox import lane as lane_module
-from postroom.outbox import office, relay, rules, sending, watch
-from postroom.worker import vitals
+from postroom.worker import reopening, vitals
 
 from .loop import clocks
 from .server import Link
@@ -41,7 +41,7 @@ def simulated(world: "World") -> Iterator[None]:
         def put(target: Any, name: str, value: Any) -> None:
             stack.enter_context(patch.object(target, name, value))
 
-        for module in (relay, office, lane_module, watch, database):
+        for module in (relay, office, housekeeping, settling, lane_module, watch, database):
             put(module, "time", time)
         for module in (messages, rules, office, watch):
             put(module, "LANES", LANES)
@@ -50,7 +50,7 @@ def simulated(world: "World") -> Iterator[None]:
         put(logging.getLogger("postroom"), "disabled", True)
         put(vitals, "BEAT_SECONDS", RARELY_SECONDS)
         put(watch, "ELECTION_SECONDS", RARELY_SECONDS)
-        put(relay, "random", random)
+        put(reopening, "random", random)
         put(relay, "uuid", Uuid)
         put(opening, "postgresql", world.server.connect)
         put(database, "_link_on", lambda dialect, driver: Link(driver))

@@ -23,6 +23,7 @@ class LaneRow:
     owner: str | None = None
     epoch: int = 0
     lease_until: float | None = None
+    lease_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,14 +120,20 @@ class View(Owning):
         if row is not None:
             self._put("held", place, replace(row, **changes))
 
+    def _next_attempt(self, place: Place, values: Values) -> float:
+        """An expired head must not hold its key: it is due when it expires."""
+        row, at = self._get("held", place), self.now() + values["delay_us"] / 1e6
+        expires_at = None if row is None else row.expires_at
+        return at if expires_at is None else min(at, expires_at)
+
     def hold_failed(self, values: Values) -> None:
-        at = self.now() + values["delay_us"] / 1e6
+        at = self._next_attempt((values["lane"], values["position"]), values)
         told = {"attempts": values["attempts"], "history": values["history"]}
         self._change_held(values, next_attempt_at=at, **told)
 
     def hold_later(self, values: Values) -> None:
-        at = self.now() + values["delay_us"] / 1e6
         for lane, position in _places(values):
+            at = self._next_attempt((lane, position), values)
             self._change_held({"lane": lane, "position": position}, next_attempt_at=at)
 
     def hold_doubt(self, values: Values) -> None:
@@ -197,9 +203,14 @@ class View(Owning):
         )
         return [(here, due, None, None)]
 
+    def waiting_topics(self, values: Values) -> Rows:
+        rows = [*self._rows("outbox").values(), *self._rows("held").values()]
+        topics = [row.message.topic for row in rows if not row.blocked]
+        return [(topic, topics.count(topic)) for topic in sorted(set(topics))]
+
     def measure_totals(self, values: Values) -> Rows:
         free = sum(self.is_free(row, values) for row in self._rows("lane").values())
-        return [(len(self._rows("held")), len(self._rows("delayed")), free)]
+        return [(len(self._rows("held")), len(self._rows("delayed")), free, 0)]
 
     def measure_dead(self, values: Values) -> Rows:
         dead = [letter for letter in self._rows("dead").values() if letter.state == "dead"]

@@ -8,6 +8,7 @@ from typing import Protocol
 from postroom.messages import Message
 from postroom.outbox.rules import Horizon, Leftover
 from postroom.outbox.sending import Sender
+from postroom.outbox.settling import Settling
 from postroom.outbox.store import Ask, Change, Entry
 from postroom.outbox.together import Budget, Gate, Pulse
 
@@ -28,6 +29,7 @@ class Desk(Protocol):
 
     owner: str
     sender: Sender
+    settling: Settling
     horizon: Horizon
     budget: Budget
     gate: Gate

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 
 from postroom import failpoints, signals
 from postroom.messages import Message
-from postroom.outbox import noting
+from postroom.outbox import noting, telling
 from postroom.outbox.desk import Desk, Tally
 from postroom.outbox.doubts import NOT_WRITTEN
 from postroom.outbox.rules import (
-    DEATHS_ALONE,
     SETTLED,
     Bury,
     Down,
@@ -39,6 +38,7 @@ from postroom.outbox.rules import (
     waves,
 )
 from postroom.outbox.store import Ask, Burial, Change, Entry, Failure, Fence
+from postroom.outbox.suspects import send_alone
 
 __all__ = ["Desk", "Lane", "LaneLost", "Tally"]
 
@@ -62,6 +62,7 @@ class Lane:
         self.stopping = False
         self.over = False  # it has come to its end and is being given back
         self.paused = False
+        self.sending = False
         self._leftovers: list[Leftover] = []
         self.any_held = False
         self._held_at = 0.0
@@ -71,16 +72,17 @@ class Lane:
         """Work until told to stop; with `once`, until nothing is left to do now."""
         self._leftovers, self.any_held = await self.desk.load(self.fence.lane)
         while not self.stopping:
-            worked = False
+            worked, hints = False, self.desk.pulse.hints
             if not self.paused and not await self._all_down():
-                worked = await self._held_turn(once)
-                worked = await self._hot_turn() or worked
+                async with self.desk.settling.turn():
+                    worked = await self._held_turn(once)
+                    worked = await self._hot_turn() or worked
             if worked:
                 self.desk.pulse.busy()
             elif once:
                 return
             elif not self.stopping:
-                await self.desk.pulse.wait()
+                await self.desk.pulse.wait(hints)
 
     def stop(self) -> None:
         """Stop at the next border between two waves."""
@@ -88,9 +90,9 @@ class Lane:
         self.desk.pulse.hint()
 
     async def _all_down(self) -> bool:
-        if not self.desk.sender.all_down():
+        if not self.desk.sender.destinations.all_down():
             return False
-        await asyncio.sleep(min(self.desk.sender.retry_in(), 0.5))
+        await asyncio.sleep(min(self.desk.sender.destinations.retry_in(), 0.5))
         return True
 
     # ── where messages come from ───────────────────────────────────────────────────────────────
@@ -110,6 +112,7 @@ class Lane:
         try:
             return await _Batch(self, batch, from_held=False).work()
         finally:
+            horizon.give(lane)
             self.desk.budget.give(lane)
 
     async def _held_turn(self, once: bool) -> bool:
@@ -193,6 +196,7 @@ class _Batch:
         self._suspects = False
         self._suspect = False  # whether a relay died while it was sending this very segment
         self._answers: dict[int, str] = {}
+        self._refused: list[tuple[Message, Verdict]] = []
         self._flushed_at = time.monotonic()
 
     def _new_change(self) -> Change:
@@ -200,13 +204,40 @@ class _Batch:
 
     async def work(self) -> bool:
         """Take the batch as far as it goes; returns whether anything moved, or may do so now."""
+        try:
+            return await self._settle_known() | await self._work()
+        except BaseException:
+            answers = self._answers
+            kept = [(m, Settled(answers.get(m.position))) for m in self._change.delivered]
+            self.desk.settling.keep([*kept, *self._refused], self.lane.fence.epoch)
+            raise
+
+    async def _settle_known(self) -> bool:
+        """Settle what was sent before the database was lost, without sending it again."""
+        known = self.desk.settling.known(self.messages, self.lane.fence.epoch)
+        if not known:
+            return False
+        # Deliveries first and separately: perhaps only the refusals cannot be settled.
+        for delivered in (True, False):
+            for message in self.messages:
+                answer = known.get(message.position)
+                if answer is not None and isinstance(answer, Settled) == delivered:
+                    self._answered(message, answer)
+            await self._flush()
+        self.desk.settling.forget(self.messages)
+        self.messages = [
+            m for m in self.messages if m.position not in known and m.order not in self._stopped
+        ]
+        return True
+
+    async def _work(self) -> bool:
         ready = self._sort_out()
         for segment in segments(ready, self.lane.leftovers):
             self._suspects = self._suspects or segment.chunk > 0
             if self.lane.stopping:
                 self._left += [m for m in segment.messages if m.order not in self._stopped]
-            elif segment.alone and segment.deaths >= DEATHS_ALONE:
-                await self._bury_killer(segment.messages[0])
+            elif segment.blamed:
+                await self._bury_killer(segment)
             else:
                 await self._send_segment(segment)
         await self._flush()
@@ -237,66 +268,87 @@ class _Batch:
             messages = [m for m in messages if m.order not in self._stopped]
         if not messages:
             return
-        gate = self.desk.gate.alone() if segment.alone else self.desk.gate.together()
+        if not segment.alone:
+            await self._send_part(segment, messages)
+            return
+        message = messages[0]
+        signals.emit(
+            "message.suspect",
+            id=message.id,
+            lane=message.lane,
+            position=message.position,
+            deaths=segment.deaths,
+        )
+        async with self.desk.gate.alone():
+            await self._send_part(segment, messages)
+
+    async def _send_part(self, segment: Segment, messages: list[Message]) -> None:
+        if not await self.lane.may_send():
+            self._left += messages
+            return
+        batches = [await self.lane.journal(messages, segment.alone)]
+        self._suspect = segment.chunk > 0
         if segment.alone:
-            message = messages[0]
-            signals.emit(
-                "message.suspect",
-                id=message.id,
-                lane=message.lane,
-                position=message.position,
-                deaths=segment.deaths,
-            )
-        async with gate:
-            if not await self.lane.may_send():
-                self._left += messages
-                return
-            batch = await self.lane.journal(messages, segment.alone)
-            self._suspect = segment.chunk > 0
-            whole = self.desk.sender.is_ordered(messages)
-            limit = self.desk.sender.max_batch(messages) or len(messages)
-            for wave in [messages] if whole else waves(messages):
-                for start in range(0, len(wave), limit):
-                    await self._send_wave(wave[start : start + limit])
-            self._change.batches.append(batch)
-            if segment.alone and messages[0] not in self._left:
+            batches += await send_alone(self.lane, messages[0], self._send_wave(messages))
+            if messages[0] not in self._left:
                 self._change.acquitted.append(messages[0].position)
-            await self._flush()
+        else:
+            await self._send_waves(messages)
+        self._change.batches += batches
+        await self._flush()
+
+    async def _send_waves(self, messages: list[Message]) -> None:
+        whole = self.desk.sender.is_ordered(messages)
+        limit = self.desk.sender.max_batch(messages) or len(messages)
+        for wave in [messages] if whole else waves(messages):
+            for start in range(0, len(wave), limit):
+                # A suspect that is to be alone waits for one wave of the others, not for all.
+                async with self.desk.gate.together():
+                    await self._send_wave(wave[start : start + limit])
 
     async def _send_wave(self, wave: list[Message]) -> None:
         if self._stopped:
             wave = [message for message in wave if message.order not in self._stopped]
         if not wave:
             return
-        verdicts = await self.desk.sender.send(
-            wave,
-            epoch=self.lane.fence.epoch,
-            may_send=self.lane.may_send,
-            suspect=self._suspect,
-        )
+        self.lane.sending = True
+        try:
+            verdicts = await self.desk.sender.send(
+                wave,
+                epoch=self.lane.fence.epoch,
+                may_send=self.lane.may_send,
+                suspect=self._suspect,
+            )
+        finally:
+            self.lane.sending = False
         trouble = False
         if verdicts.count(SETTLED) == len(wave):
             self._change.delivered += wave
         else:
             for message, answer in zip(wave, verdicts, strict=True):
-                if isinstance(answer, Settled):
-                    self._change.delivered.append(message)
-                    if answer.answer is not None:
-                        self._answers[message.position] = answer.answer
-                elif message.order not in self._stopped:
-                    self._set_aside(message, answer)
-                    trouble = True
+                self._answered(message, answer)
+                trouble = trouble or not isinstance(answer, Settled)
         # Committed before the next wave, so that nothing of a key passes what failed. A slow
         # receiver's yes is written down now and then, so that little is sent twice after a crash.
         slow = time.monotonic() - self._flushed_at > FLUSH_SECONDS
         if slow or (trouble and self._dirty):
             await self._flush()
 
+    def _answered(self, message: Message, answer: Verdict) -> None:
+        if isinstance(answer, Settled):
+            self._change.delivered.append(message)
+            if answer.answer is not None:
+                self._answers[message.position] = answer.answer
+        elif message.order not in self._stopped:
+            self._set_aside(message, answer)
+
     # ── what did not go through ────────────────────────────────────────────────────────────────
 
     def _set_aside(self, message: Message, answer: Verdict) -> None:
         followers = self._followers(message)
         self._stopped.add(message.order)
+        if isinstance(answer, Hold | Bury):
+            self._refused.append((message, answer))
         if isinstance(answer, Hold):
             self._fail(message, answer)
             self._keep_waiting(followers)
@@ -309,7 +361,7 @@ class _Batch:
                 self._stopped.discard(message.order)
         elif isinstance(answer, Down) and (
             answer.scope == "topic"
-            or not self.desk.sender.all_down()
+            or not self.desk.sender.destinations.all_down()
             or (answer.doubt and self._unwritten(message))  # a doubt is written down at once
         ):
             self._carry_doubts([message], answer.code, answer.text, answer.doubt)
@@ -370,18 +422,7 @@ class _Batch:
         )
         self._trouble(message, attempts, answer.code, answer.text, answer.doubt, ends=False)
         self.desk.tally.held += 1
-        signals.emit(
-            "message.held",
-            id=message.id,
-            topic=message.topic,
-            key=message.key,
-            lane=message.lane,
-            status="failed",
-            attempts=attempts,
-            last_error_code=answer.code,
-            adapter=self.desk.sender.adapter(message.topic),
-            delay_seconds=round(answer.delay_seconds, 3),
-        )
+        telling.held(self.desk, message, attempts, answer)
 
     def _bury(self, message: Message, answer: Bury, *, holds_key: bool) -> None:
         attempts = message.attempts + (1 if answer.spent else 0)
@@ -391,19 +432,7 @@ class _Batch:
         )
         self._trouble(message, attempts, answer.code, answer.text, answer.doubt, ends=True)
         self.desk.tally.dead += 1
-        signals.emit(
-            "message.buried",
-            id=message.id,
-            topic=message.topic,
-            key=message.key,
-            lane=message.lane,
-            status="aborted",
-            attempts=attempts,
-            last_error_code=answer.code,
-            adapter=self.desk.sender.adapter(message.topic),
-            holds_key=holds_key,
-            incarnation=self.desk.owner,
-        )
+        telling.buried(self.desk, message, attempts, answer.code, holds_key)
 
     def _expire(self, message: Message) -> None:
         text, doubt = "it was not delivered before its expires_at", self._in_doubt(message)
@@ -412,21 +441,13 @@ class _Batch:
             Burial(message, message.attempts, history, "expired", text, False, ended=True)
         )
         self._trouble(message, message.attempts, "expired", text, doubt, ends=True)
-        signals.emit(
-            "message.expired",
-            id=message.id,
-            topic=message.topic,
-            key=message.key,
-            lane=message.lane,
-            status="aborted",
-            attempts=message.attempts,
-            last_error_code="expired",
-        )
+        telling.expired(message)
 
-    async def _bury_killer(self, message: Message) -> None:
+    async def _bury_killer(self, segment: Segment) -> None:
+        message, deaths = segment.messages[0], segment.deaths + segment.late
         if message.order in self._stopped:
             return
-        text = f"the process died {DEATHS_ALONE} times while sending this message alone"
+        text = f"the process died {deaths} times while sending this message alone"
         self._set_aside(message, Bury("suspected_killer", text, spent=False, doubt=True))
         self._change.acquitted.append(message.position)
         await self._flush()
@@ -461,10 +482,11 @@ class _Batch:
         if not (change.delivered or change.waiting or change.batches or self._dirty):
             return
         change.notes |= noting.delivered(change.delivered, self._answers, self.desk.sender.adapter)
-        self._change, self._dirty, self._answers = self._new_change(), False, {}
-        self._flushed_at = time.monotonic()
         for piece in change.pieces(TROUBLES):
             await self.lane.settle(piece)
+        self._change, self._dirty = self._new_change(), False
+        self._answers, self._refused = {}, []
+        self._flushed_at = time.monotonic()
         noting.tell(change.notes.values())
         self.desk.sender.settled(change.delivered)
         self.desk.sender.settled([failure.message for failure in change.failures])
@@ -472,15 +494,4 @@ class _Batch:
         self.desk.sender.settled([message for message, _ in change.doubts])
         self.delivered += change.delivered
         self.desk.tally.delivered += len(change.delivered)
-        if change.delivered and signals.heard("message.delivered"):
-            now = self.desk.now_us()
-            signals.emit(
-                "message.delivered",
-                lane=self.lane.fence.lane,
-                status="succeeded",
-                count=len(change.delivered),
-                ages_seconds=[
-                    age / 1e6 if (age := now - message.created_us) > 0 else 0.0
-                    for message in change.delivered
-                ],
-            )
+        telling.delivered(self.desk, self.lane.fence.lane, change.delivered)

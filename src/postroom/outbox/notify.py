@@ -1,10 +1,10 @@
 """Waking relays of other processes: NOTIFY after commit, on a connection of its own.
 
 Inside the caller's transaction a NOTIFY would make all commits take turns and forbid prepared
-transactions. Here the first hint goes out at once. Between hints there is a pause: a short one
-while commits are few, so that each is told at once, and one that grows while they come thick and
-fast, because then the relay is awake anyway and the writers pay. A hint that is lost costs a poll,
-never a message.
+transactions. Here the first hint is sent immediately. Between hints there is a pause, paced by the
+rate of commits: a short pause at a low rate, so that the relay sees each commit immediately, and a
+long one at a high rate, because the relay is awake anyway and each NOTIFY costs the writers. A lost
+hint costs a poll, never a message.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,11 +22,13 @@ from postroom.databases.database import Database, WorkerLink
 from postroom.databases.pooling import pooling
 from postroom.errors import ConfigurationError
 
-__all__ = ["Listener", "Notifier", "listen"]
+__all__ = ["Listener", "Notifier", "Pace", "listen"]
 
 CHANNEL = "postroom"
 QUIET_SECONDS = 0.001
 BUSY_SECONDS = 0.02
+BUSY_RATE = 400.0  # commits per second
+WINDOW_SECONDS = 0.05
 ALIVE_SECONDS = 15.0
 AGAIN_SECONDS = 5.0
 
@@ -104,11 +107,13 @@ class Notifier:
             )
         self._lock = threading.Lock()
         self._pid = 0
+        self._commits = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted: asyncio.Event | None = None
 
     def hint(self) -> None:
         """Something was committed. Returns at once."""
+        self._commits += 1  # threads may lose a count to each other: it paces hints, no more
         if self._pid != os.getpid():
             self._start()
         loop, wanted = self._loop, self._wanted
@@ -151,17 +156,27 @@ class Notifier:
 
     async def _notify_with(self, driver: Any) -> None:
         assert self._wanted is not None
-        quiet = QUIET_SECONDS
+        pace = Pace(time.monotonic(), self._commits)
         while True:
-            # Whoever committed during the pause has waited for it; then the next one is longer.
-            quiet = pause_after(quiet, waited=self._wanted.is_set())
             await self._wanted.wait()
             self._wanted.clear()
             async with asyncio.timeout(ALIVE_SECONDS):
                 await driver.execute(f"NOTIFY {CHANNEL}")
-            await asyncio.sleep(quiet)
+            await asyncio.sleep(pace.after(time.monotonic(), self._commits))
 
 
-def pause_after(quiet: float, *, waited: bool) -> float:
-    """How long to pause after the next hint, if in the last pause somebody waited, or nobody."""
-    return min(quiet * 2, BUSY_SECONDS) if waited else QUIET_SECONDS
+class Pace:
+    """The pause after each hint, by the rate of commits over the last window."""
+
+    def __init__(self, now: float = 0.0, commits: int = 0) -> None:
+        self._since, self._before = now, commits
+        self._pause = QUIET_SECONDS
+
+    def after(self, now: float, commits: int) -> float:
+        """Return the seconds to pause after a hint; `commits` is the number of all commits."""
+        seconds = now - self._since
+        if seconds >= WINDOW_SECONDS:
+            busy = commits - self._before > BUSY_RATE * seconds
+            self._pause = BUSY_SECONDS if busy else QUIET_SECONDS
+            self._since, self._before = now, commits
+        return self._pause

@@ -18,15 +18,16 @@ from postroom import failpoints, signals
 from postroom.databases.database import DatabaseLost, WorkerLink
 from postroom.errors import PostroomError
 from postroom.messages import LANES, Message
-from postroom.outbox import wake
+from postroom.outbox import telling, wake
 from postroom.outbox.admission import check_routes, check_schema
+from postroom.outbox.housekeeping import Housekeeper
 from postroom.outbox.lane import Lane, LaneLost
-from postroom.outbox.pruning import prune
 from postroom.outbox.rules import Horizon, Leftover
+from postroom.outbox.settling import answered
 from postroom.outbox.shares import LaneSeen, Shares
 from postroom.outbox.store import ROOM, Ask, Change, Entry, Fence, Store
 from postroom.outbox.together import Budget, Gate, Pulse, Together
-from postroom.outbox.watch import Watch
+from postroom.outbox.watch import COUNT_LIMIT, Watch
 from postroom.worker import version
 from postroom.worker.waiting import finish, pause, undisturbed
 
@@ -52,6 +53,8 @@ class Office:
         self.owner = relay.owner
         self.sender = relay.sender
         self.tally = relay.tally
+        self.settling = relay.settling
+        self.settling.reopen()
         self.horizon = Horizon()
         self.gate = Gate()
         self.budget = Budget(settings)
@@ -67,13 +70,14 @@ class Office:
             relay.database.dialect, relay.owner, archive=settings.keep_delivered_seconds > 0
         )
         self._links: list[WorkerLink] = []
-        self._reads = Together(self._serve_reads)
+        self._reads = Together(self._serve_reads, lambda: self.pulse.share(self.budget.rows))
         self._journals = Together(self._serve_journals)
         self._settles = Together(self._serve_settles)
         self._lanes: dict[int, tuple[Lane, asyncio.Task[None]]] = {}
         self._batch = int(time.time() * 1000) << 20
         self._shares = Shares(relay.owner, settings.lease_seconds)
         self.lease_seconds = self._shares.lease_seconds
+        self._lease = {"lease_us": int(self.lease_seconds * 1e6)}
         self._looked_at = 0.0
         self._turn = 0
         self._renewed_at = self._beaten_at = float("-inf")
@@ -100,6 +104,16 @@ class Office:
         """Drop everything; what was not settled will be read again by whoever owns the lane."""
         await finish(self._close())  # a link that is not closed may hold a lock
 
+    async def finish_sends(self) -> None:
+        """Await the answers to sends in flight; the lanes cannot settle, and keep the receipts."""
+        self.stop_lanes()
+        for link in self._links:
+            link.lost = True
+        await answered(
+            [lane for lane, _ in self._lanes.values()],
+            within_seconds=min(self.margin_seconds, self.settings.grace_seconds),
+        )
+
     async def _close(self) -> None:
         tasks = [task for _, task in self._lanes.values()]
         self._lanes.clear()
@@ -123,7 +137,7 @@ class Office:
         unlisten = wake.listen(hint)
         keepers: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._keep_lanes(stopping), name="keep lanes"),
-            asyncio.create_task(self._keep_house(stopping), name="keep house"),
+            asyncio.create_task(Housekeeper(self).keep(stopping), name="keep house"),
             asyncio.create_task(Watch(self).keep(stopping), name="watch"),
         ]
         links = {"keep lanes": lambda: self._control}
@@ -155,6 +169,7 @@ class Office:
         if self._store.archive:  # it may be the only relay there is: who else makes room for today?
             await self._control.query(ROOM, "archive_days")
         lanes, begun = list(range(LANES)), time.monotonic()
+        await self._control.query(ROOM, "lanes_cap", **self._lease)
         fences = await self._store.take_lanes(self._control, lanes, self.lease_seconds)
         ends = begun + self.lease_seconds
         while await self._store.promote(self._control, fences, self.batch_rows):
@@ -175,6 +190,11 @@ class Office:
         await self._release(fences)
         return LANES - len(fences)
 
+    async def waiting_topics(self) -> dict[str, int]:
+        """Count the messages that wait for delivery, by topic, up to a limit."""
+        rows = await self._control.query(ROOM, "waiting_topics", most=COUNT_LIMIT)
+        return {str(topic): int(count) for topic, count in rows}
+
     async def _keep_lanes(self, stopping: asyncio.Event) -> None:
         """Stay registered, keep the leases, and keep to a fair share."""
         while not stopping.is_set():
@@ -187,7 +207,8 @@ class Office:
             again_seconds = await self._share()
             await self._notice()
             self._reap()
-            self.lived = True
+            # Whoever cannot settle has not lived: its pauses grow.
+            self.lived = self.lived or not self.settling.in_doubt
             await pause(stopping, again_seconds)
 
     async def _beat(self) -> None:
@@ -200,12 +221,7 @@ class Office:
     async def _renew(self) -> None:
         # Measured from before the renewal was sent: the lease cannot end earlier than we think.
         begun = time.monotonic()
-        rows = await self._control.query(
-            ROOM,
-            "lanes_renew",
-            owner=self.owner,
-            lease_us=int(self.lease_seconds * 1e6),
-        )
+        rows = await self._control.query(ROOM, "lanes_renew", owner=self.owner, **self._lease)
         self._renewed_at = begun
         ours = {lane: epoch for lane, epoch, _ in rows}
         for number, (lane, task) in list(self._lanes.items()):
@@ -223,6 +239,8 @@ class Office:
     async def _share(self) -> float:
         """Keep to a fair share of the lanes; returns the seconds until the next look."""
         lanes = [LaneSeen(*row) for row in await self._control.query(ROOM, "lanes_state")]
+        if any(each.outlasts(self._lease["lease_us"]) for each in lanes):
+            await self._control.query(ROOM, "lanes_cap", **self._lease)
         seen_us = int(self._shares.seen_seconds * 1e6)
         seen = await self._control.query(ROOM, "workers_live", kind=KIND, within_us=seen_us)
         look = self._shares.look(
@@ -250,29 +268,23 @@ class Office:
     async def _take(self, lanes: Sequence[int]) -> None:
         begun = time.monotonic()
         fences = await self._store.take_lanes(self._control, lanes, self.lease_seconds)
-        for fence in fences:
+        # The first one is the probe, and is another lane each time.
+        for fence in sorted(fences, key=lambda fence: (fence.lane + fence.epoch) % LANES):
             self.horizon.forget(fence.lane)
             lane = Lane(self, fence, begun + self.lease_seconds)
             lane.stopping = self.relay.stopping.is_set()  # it was told meanwhile
             self._lanes[fence.lane] = (lane, asyncio.create_task(self._run_lane(lane)))
-            signals.emit(
-                "lane.acquired", lane=fence.lane, epoch=fence.epoch, incarnation=self.owner
-            )
+        telling.acquired(fences, self.owner)
 
     async def _run_lane(self, lane: Lane) -> None:
         """Work a lane until it is told to stop, then give it back."""
         await lane.run()
         lane.over = True
         await self._release([lane.fence])
-        signals.emit(
-            "lane.released",
-            lane=lane.fence.lane,
-            epoch=lane.fence.epoch,
-            incarnation=self.owner,
-        )
 
     def _reap(self) -> None:
         """Lanes that ended: handed over, lost, or failed; a failure ends this office."""
+        released: list[Fence] = []
         for number, (lane, task) in list(self._lanes.items()):
             if not task.done():
                 continue
@@ -282,6 +294,9 @@ class Office:
                 self._lost(lane, str(error))
             elif error is not None:
                 raise error
+            elif lane.over:
+                released.append(lane.fence)
+        telling.released(released, self.owner)
 
     async def _drop(self, number: int, reason: str) -> None:
         lane, task = self._lanes.pop(number)
@@ -292,13 +307,7 @@ class Office:
     def _lost(self, lane: Lane, reason: str) -> None:
         self.horizon.forget(lane.fence.lane)
         self.budget.give(lane.fence.lane)
-        signals.emit(
-            "lane.lost",
-            lane=lane.fence.lane,
-            epoch=lane.fence.epoch,
-            incarnation=self.owner,
-            reason=reason,
-        )
+        telling.lost(lane.fence, self.owner, reason)
 
     async def _release(self, fences: Sequence[Fence]) -> None:
         failpoints.hit("relay.release.before")
@@ -357,30 +366,15 @@ class Office:
 
     # ── keeping house ──────────────────────────────────────────────────────────────────────────
 
-    async def _keep_house(self, stopping: asyncio.Event) -> None:
-        """Promote what has become due, and prune what is finished and old."""
-        prune_at = time.monotonic()
-        while not stopping.is_set():
-            self.relay.vitals.beat("keep house")
-            fences = [lane.fence for lane, _ in self._lanes.values()]
-            if fences and await self._store.promote(self._house, fences, self.batch_rows):
-                self.pulse.hint()
-                continue
-            if time.monotonic() >= prune_at:
-                prune_at = time.monotonic() + 60
-                await self._prune_or_say(stopping)
-            await pause(stopping, min(0.5, self.settings.poll_max_seconds))
+    async def promote(self) -> int:
+        """Move delayed messages of our lanes that have become due; returns how many."""
+        fences = [lane.fence for lane, _ in self._lanes.values()]
+        if not fences:
+            return 0
+        return await self._store.promote(self._house, fences, self.batch_rows)
 
-    async def _prune_or_say(self, stopping: asyncio.Event) -> None:
-        """A prune that fails is said, and tried again later: it must not keep messages waiting."""
-        try:
-            beat = self.relay.vitals.beat
-            await prune(self._house, self.settings, stopping, lambda: beat("keep house"))
-        except DatabaseLost as error:
-            signals.emit("prune.failed", error=str(self.relay.database.explain(error)))
-            await self._reconnect_house()
-
-    async def _reconnect_house(self) -> None:
+    async def reconnect_house(self) -> None:
+        """Replace the link for background work."""
         try:
             fresh = await self._connect()
         except PostroomError as error:
@@ -395,6 +389,7 @@ class Office:
         # Here and not where it was served: a lane that was lost meanwhile has read nothing.
         if messages:
             self.budget.take(ask.lane, len(messages), size)
+            self.horizon.take(ask.lane, messages[0].position)
         last = messages[-1].position if messages else None
         self.horizon.seen(ask.lane, last, more, begun)
         return messages, more
@@ -406,7 +401,7 @@ class Office:
         return await self._settles.ask(change)
 
     async def held_due(self, lane: int) -> list[Message]:
-        rows, size = self.batch_rows // 4 or 1, self.batch_bytes // 4
+        rows, size = self.settling.most(self.batch_rows // 4 or 1), self.batch_bytes // 4
         return await undisturbed(self._store.held_due(self._reader, lane, rows=rows, bytes=size))
 
     async def held_run(self, head: Message) -> list[Message]:
@@ -455,6 +450,7 @@ class Office:
         self, asks: Sequence[Ask]
     ) -> list[tuple[list[Message], int, bool, dict[int, int]]]:
         per_lane, total_rows, most_bytes = await self.budget.portion(len(asks))
+        per_lane = self.settling.most(per_lane)
         await self._look()
         # Another lane is first each time, so that a full read starves none.
         self._turn += 1
@@ -491,7 +487,12 @@ class Office:
         groups = [plain] if plain else []
         ours: set[int] = set()
         for group in groups + [[change] for change in changes if not change.plain]:
-            mine, missing = await self._store.settle(self._writer, group)
+            try:
+                mine, missing = await self._store.settle(self._writer, group)
+            except DatabaseLost:
+                self.settling.failed()
+                raise
+            self.settling.succeeded()
             ours |= mine
             if missing:
                 signals.emit("message.missing", lane=sorted(mine), count=missing)

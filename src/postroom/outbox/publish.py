@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from postroom.databases.caller import refuse_alone
-from postroom.databases.kinds import Kind, bare, kind_of
-from postroom.errors import ConfigurationError, InvalidMessage, WrongCall
+from postroom.databases.kinds import Kind, bare, find_kind, kind_of
+from postroom.errors import ConfigurationError, InvalidMessage, WrongCall, with_article
 from postroom.flow import Flow, T, run, run_async
 from postroom.messages import DEFAULT_MAX_BYTES, Draft, check_topic, encode
 from postroom.outbox import wake, writing
@@ -66,6 +66,7 @@ class Outbox:
         key: str | None = None,
         aggregate_type: str | None = None,
         aggregate_id: str | None = None,
+        sequence: int | None = None,
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
         deliver_at: dt.datetime | None = None,
@@ -87,6 +88,7 @@ class Outbox:
             key=key,
             aggregate_type=aggregate_type,
             aggregate_id=aggregate_id,
+            sequence=sequence,
             headers=headers or {},
             content_type=content_type,
             deliver_at=deliver_at,
@@ -106,6 +108,7 @@ class Outbox:
         key: str | None = None,
         aggregate_type: str | None = None,
         aggregate_id: str | None = None,
+        sequence: int | None = None,
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
         deliver_at: dt.datetime | None = None,
@@ -122,6 +125,7 @@ class Outbox:
             key=key,
             aggregate_type=aggregate_type,
             aggregate_id=aggregate_id,
+            sequence=sequence,
             headers=headers or {},
             content_type=content_type,
             deliver_at=deliver_at,
@@ -184,7 +188,16 @@ class Outbox:
         ]
 
     def _item(self, draft: Draft, serialize_key: bool) -> Item:
-        message = encode(draft, route=self._route, max_bytes=self._max_bytes)
+        try:
+            message = encode(draft, route=self._route, max_bytes=self._max_bytes)
+        except InvalidMessage:
+            if find_kind(draft.payload) is not None:
+                given = with_article(type(draft.payload).__name__)
+                raise WrongCall(
+                    f"{given} is not a message: the session or connection comes first, "
+                    "`publish(session, message)`"
+                ) from None
+            raise
         if serialize_key and message.key is None:
             raise InvalidMessage(
                 f"serialize_key needs a key, and this {message.type} has none: pass key=..., "
@@ -208,7 +221,8 @@ class Outbox:
             put(sessions.unwrapped(tx), items, self._bind)
         elif kind.is_async:
             raise WrongCall(
-                f"a {kind.name} is asynchronous: write `await outbox.publish_async(...)`"
+                f"{with_article(kind.name)} is asynchronous: "
+                "write `await outbox.publish_async(...)`"
             )
         else:
             _write(kind, tx, items)
@@ -257,7 +271,7 @@ def _write_on(kind: Kind, connection: Any, items: list[Item]) -> Any:
 def _run(kind: Kind, tx: Any, flow: Flow[T]) -> T:
     if kind.is_async:
         raise WrongCall(
-            f"a {kind.name} is asynchronous: write `await outbox.was_committed_async()`"
+            f"{with_article(kind.name)} is asynchronous: write `await outbox.was_committed_async()`"
         )
     return run(flow, kind.link(tx))
 

@@ -19,8 +19,14 @@ SELECT incarnation FROM postroom_worker
 DELETE FROM postroom_worker WHERE seen_at < UTC_TIMESTAMP(6) - INTERVAL 86400 SECOND
 
 -- name: lanes_state
-SELECT lane, owner, paused, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), lease_until)
+SELECT lane, owner, paused, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), lease_until), lease_us
   FROM postroom_lane ORDER BY lane
+
+-- name: lanes_cap
+UPDATE postroom_lane
+   SET lease_until = UTC_TIMESTAMP(6) + INTERVAL COALESCE(lease_us, :lease_us) MICROSECOND
+ WHERE owner IS NOT NULL
+   AND lease_until > UTC_TIMESTAMP(6) + INTERVAL COALESCE(lease_us, :lease_us) MICROSECOND
 
 -- name: lanes_lock_free
 SELECT lane, epoch FROM postroom_lane
@@ -31,12 +37,12 @@ SELECT lane, epoch FROM postroom_lane
 -- name: lanes_take
 UPDATE postroom_lane
    SET owner = :owner, epoch = epoch + 1,
-       lease_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND
+       lease_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND, lease_us = :lease_us
  WHERE lane IN :lane_list
 
 -- name: lanes_renew
 UPDATE postroom_lane
-   SET lease_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND
+   SET lease_until = UTC_TIMESTAMP(6) + INTERVAL :lease_us MICROSECOND, lease_us = :lease_us
  WHERE owner = :owner;
 SELECT lane, epoch, paused FROM postroom_lane WHERE owner = :owner;
 
@@ -121,7 +127,7 @@ DELETE FROM postroom_lane_batch
 
 -- name: journal_acquit
 DELETE FROM postroom_lane_batch
- WHERE lane = :lane AND alone AND lo = :position AND hi = lo
+ WHERE lane = :lane AND lo = :position AND hi = lo AND (alone OR :late = 1)
 
 -- name: outbox_archive
 INSERT INTO postroom_archive (day, id, lane, position, topic, `key`, type, aggregate_type,
@@ -168,12 +174,14 @@ DELETE o FROM JSON_TABLE(:positions, '$[*]' COLUMNS (position BIGINT PATH '$')) 
 -- name: hold_failed
 UPDATE postroom_held
    SET attempts = :attempts, history = :history, error_code = :error_code, error = :error,
-       next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :delay_us MICROSECOND
+       next_attempt_at = LEAST(UTC_TIMESTAMP(6) + INTERVAL :delay_us MICROSECOND,
+           COALESCE(expires_at, '9999-12-31'))
  WHERE lane = :lane AND position = :position
 
 -- name: hold_later
 UPDATE postroom_held
-   SET next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL :delay_us MICROSECOND
+   SET next_attempt_at = LEAST(UTC_TIMESTAMP(6) + INTERVAL :delay_us MICROSECOND,
+           COALESCE(expires_at, '9999-12-31'))
  WHERE position IN :position_list AND lane IN :lane_list
 
 -- name: heads_arm
@@ -332,11 +340,21 @@ SELECT TIMESTAMPDIFF(MICROSECOND, min(f.created_at), UTC_TIMESTAMP(6)) DIV 1000
 SELECT (SELECT position FROM postroom_outbox ORDER BY position DESC LIMIT 1)
      - (SELECT position FROM postroom_outbox ORDER BY position LIMIT 1) + 1
 
+-- name: waiting_topics
+SELECT w.topic, count(*)
+  FROM (SELECT topic FROM (SELECT topic FROM postroom_outbox LIMIT :most) o
+         UNION ALL
+        SELECT topic FROM (SELECT topic FROM postroom_held WHERE NOT blocked LIMIT :most) h) w
+ GROUP BY w.topic ORDER BY w.topic
+
 -- name: measure_totals
 SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_held LIMIT :most) h),
        (SELECT count(*) FROM (SELECT 1 FROM postroom_delayed LIMIT :most) d),
        (SELECT count(*) FROM postroom_lane
-         WHERE NOT paused AND (owner IS NULL OR lease_until < UTC_TIMESTAMP(6)))
+         WHERE NOT paused AND (owner IS NULL OR lease_until < UTC_TIMESTAMP(6))),
+       (SELECT count(*) FROM postroom_worker
+         WHERE seen_at BETWEEN UTC_TIMESTAMP(6) - INTERVAL 600 SECOND
+                           AND UTC_TIMESTAMP(6) - INTERVAL 15 SECOND)
 
 -- name: measure_dead
 SELECT count(*), CAST(COALESCE(sum(d.holds_key), 0) AS SIGNED)

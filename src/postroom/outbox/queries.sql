@@ -34,10 +34,19 @@ DELETE FROM postroom.worker WHERE incarnation = :incarnation
 DELETE FROM postroom.worker WHERE seen_at < clock_timestamp() - interval '1 day'
 
 -- name: lanes_state
--- Microseconds until the lease is over, of which there is none without an owner.
+-- Microseconds until the lease ends, NULL without an owner; and its length.
 SELECT lane, owner, CAST(paused AS int),
-       CAST(extract(epoch FROM lease_until - clock_timestamp()) * 1000000 AS bigint)
+       CAST(extract(epoch FROM lease_until - clock_timestamp()) * 1000000 AS bigint), lease_us
   FROM postroom.lane ORDER BY lane
+
+-- name: lanes_cap
+-- A lease that ends later than its owner could have written it: the database's clock went back. It
+-- ends one lease from now, unless its owner lives and renews it before. A row without a length was
+-- written by a relay of an earlier version.
+UPDATE postroom.lane
+   SET lease_until = clock_timestamp() + coalesce(lease_us, :lease_us) * interval '1 microsecond'
+ WHERE owner IS NOT NULL
+   AND lease_until > clock_timestamp() + coalesce(lease_us, :lease_us) * interval '1 microsecond'
 
 -- name: lanes_lock_free
 -- A lane whose row is locked is being settled or taken by someone: leave it for the next round
@@ -50,7 +59,8 @@ SELECT lane, epoch FROM postroom.lane
 -- name: lanes_take
 UPDATE postroom.lane
    SET owner = :owner, epoch = epoch + 1,
-       lease_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond'
+       lease_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond',
+       lease_us = CAST(:lease_us AS bigint)
  WHERE lane = ANY(CAST(CAST(:lane_list AS text) AS int[]))
 
 -- name: lanes_renew
@@ -58,7 +68,8 @@ WITH mine AS MATERIALIZED (
     SELECT lane FROM postroom.lane WHERE owner = :owner ORDER BY lane FOR UPDATE
 )
 UPDATE postroom.lane l
-   SET lease_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond'
+   SET lease_until = clock_timestamp() + CAST(:lease_us AS bigint) * interval '1 microsecond',
+       lease_us = CAST(:lease_us AS bigint)
   FROM mine WHERE l.lane = mine.lane
 RETURNING l.lane, l.epoch, CAST(l.paused AS int)
 
@@ -174,8 +185,10 @@ DELETE FROM postroom.lane_batch WHERE lane = :lane AND incarnation = :owner
 
 -- name: journal_acquit
 -- The message was sent alone and the process lived, or it was buried: earlier deaths are settled.
+-- Without `late`, only those at the beginning of a send: it has outlived the beginning.
 DELETE FROM postroom.lane_batch
- WHERE lane = :lane AND alone AND lo = CAST(:position AS bigint) AND hi = lo
+ WHERE lane = :lane AND lo = CAST(:position AS bigint) AND hi = lo
+   AND (alone OR CAST(:late AS int) = 1)
 
 -- name: journal_gone
 -- A dead relay's batches of which no message is left.
@@ -221,7 +234,8 @@ SELECT mine.lane, (SELECT count(*) FROM gone) FROM mine
 
 -- name: settle_archived
 -- only: postgresql
--- As settle_deleted, and a copy of each message goes to the archive.
+-- As settle_deleted, and a copy of each message goes to the archive: exactly what was deleted, so
+-- that no message is archived twice for one delivery, and no unique index needs to see to it.
 WITH mine AS MATERIALIZED (
     SELECT lane FROM postroom.lane
      WHERE owner = :owner AND epoch * 16 + lane = ANY(CAST(CAST(:fence_list AS text) AS bigint[]))
@@ -239,7 +253,7 @@ WITH mine AS MATERIALIZED (
     SELECT CAST(now() AT TIME ZONE 'UTC' AS date), id, lane, position, topic, key, type,
            aggregate_type, aggregate_id, content_type, headers, payload, size, redrives, 1,
            created_at, clock_timestamp()
-      FROM gone ON CONFLICT DO NOTHING
+      FROM gone
 ), journal AS (
     DELETE FROM postroom.lane_batch b USING mine
      WHERE b.lane = mine.lane AND b.incarnation = :owner
@@ -257,7 +271,6 @@ SELECT CAST(now() AT TIME ZONE 'UTC' AS date), o.id, o.lane, o.position, o.topic
   FROM unnest(CAST(CAST(:lane_list AS text) AS int[]),
               CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
   JOIN postroom.outbox o ON o.lane = w.lane AND o.position = w.position
-ON CONFLICT DO NOTHING
 
 -- name: outbox_delete
 -- Tells how many were there: what is missing was cancelled, or settled already.
@@ -280,7 +293,6 @@ SELECT CAST(now() AT TIME ZONE 'UTC' AS date), h.id, h.lane, h.position, h.topic
   FROM unnest(CAST(CAST(:lane_list AS text) AS int[]),
               CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
   JOIN postroom.held h ON h.lane = w.lane AND h.position = w.position
-ON CONFLICT DO NOTHING
 
 -- name: held_delete
 WITH gone AS (
@@ -308,15 +320,18 @@ SELECT lane, position, id, topic, key, type, aggregate_type, aggregate_id, conte
   FROM gone
 
 -- name: hold_failed
+-- Due when it expires, if that is earlier: an expired head must not hold its key.
 UPDATE postroom.held
    SET attempts = :attempts, history = :history, error_code = :error_code, error = :error,
-       next_attempt_at = clock_timestamp() + CAST(:delay_us AS bigint) * interval '1 microsecond'
+       next_attempt_at = least(expires_at,
+           clock_timestamp() + CAST(:delay_us AS bigint) * interval '1 microsecond')
  WHERE lane = :lane AND position = :position
 
 -- name: hold_later
 -- A destination is down: its messages wait without an attempt being spent.
 UPDATE postroom.held h
-   SET next_attempt_at = clock_timestamp() + CAST(:delay_us AS bigint) * interval '1 microsecond'
+   SET next_attempt_at = least(h.expires_at,
+           clock_timestamp() + CAST(:delay_us AS bigint) * interval '1 microsecond')
   FROM unnest(CAST(CAST(:lane_list AS text) AS int[]),
               CAST(CAST(:position_list AS text) AS bigint[])) AS w(lane, position)
  WHERE h.lane = w.lane AND h.position = w.position
@@ -514,11 +529,23 @@ SELECT CAST(extract(epoch FROM clock_timestamp() - min(f.created_at)) * 1000 AS 
 -- What the database believes the outbox to hold, where counting would take too long.
 SELECT pg_stat_get_live_tuples(CAST('postroom.outbox' AS regclass))
 
+-- name: waiting_topics
+-- How many messages wait for delivery, by topic, up to a limit.
+SELECT w.topic, count(*)
+  FROM (SELECT topic FROM (SELECT topic FROM postroom.outbox LIMIT CAST(:most AS bigint)) o
+         UNION ALL
+        SELECT topic FROM (SELECT topic FROM postroom.held WHERE NOT blocked LIMIT CAST(:most AS bigint)) h) w
+ GROUP BY w.topic ORDER BY w.topic
+
 -- name: measure_totals
+-- Silent workers are those that ended without stopping, not long ago: each beats every second.
 SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom.held LIMIT CAST(:most AS bigint)) h),
        (SELECT count(*) FROM (SELECT 1 FROM postroom.delayed LIMIT CAST(:most AS bigint)) d),
        (SELECT count(*) FROM postroom.lane
-         WHERE NOT paused AND (owner IS NULL OR lease_until < clock_timestamp()))
+         WHERE NOT paused AND (owner IS NULL OR lease_until < clock_timestamp())),
+       (SELECT count(*) FROM postroom.worker
+         WHERE seen_at BETWEEN clock_timestamp() - interval '600 seconds'
+                           AND clock_timestamp() - interval '15 seconds')
 
 -- name: measure_dead
 SELECT count(*), coalesce(sum(CAST(d.holds_key AS int)), 0)

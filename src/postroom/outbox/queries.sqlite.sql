@@ -16,8 +16,12 @@ SELECT incarnation FROM postroom_worker
 DELETE FROM postroom_worker WHERE seen_at < NOW_US - 86400 * 1000000
 
 -- name: lanes_state
-SELECT lane, owner, paused, lease_until - NOW_US
+SELECT lane, owner, paused, lease_until - NOW_US, lease_us
   FROM postroom_lane ORDER BY lane
+
+-- name: lanes_cap
+UPDATE postroom_lane SET lease_until = NOW_US + COALESCE(lease_us, :lease_us)
+ WHERE owner IS NOT NULL AND lease_until > NOW_US + COALESCE(lease_us, :lease_us)
 
 -- name: lanes_lock_free
 SELECT lane, epoch FROM postroom_lane
@@ -28,12 +32,12 @@ SELECT lane, epoch FROM postroom_lane
 -- name: lanes_take
 UPDATE postroom_lane
    SET owner = :owner, epoch = epoch + 1,
-       lease_until = NOW_US + :lease_us
+       lease_until = NOW_US + :lease_us, lease_us = :lease_us
  WHERE lane IN (SELECT value FROM json_each(:lane_list))
 
 -- name: lanes_renew
 UPDATE postroom_lane
-   SET lease_until = NOW_US + :lease_us
+   SET lease_until = NOW_US + :lease_us, lease_us = :lease_us
  WHERE owner = :owner;
 SELECT lane, epoch, paused FROM postroom_lane WHERE owner = :owner;
 
@@ -116,7 +120,7 @@ DELETE FROM postroom_lane_batch
 
 -- name: journal_acquit
 DELETE FROM postroom_lane_batch
- WHERE lane = :lane AND alone AND lo = :position AND hi = lo
+ WHERE lane = :lane AND lo = :position AND hi = lo AND (alone OR :late = 1)
 
 -- name: outbox_archive
 INSERT INTO postroom_archive (day, id, lane, position, topic, key, type, aggregate_type,
@@ -160,12 +164,12 @@ DELETE FROM postroom_outbox WHERE position IN (SELECT value FROM json_each(:posi
 -- name: hold_failed
 UPDATE postroom_held
    SET attempts = :attempts, history = :history, error_code = :error_code, error = :error,
-       next_attempt_at = NOW_US + :delay_us
+       next_attempt_at = coalesce(min(expires_at, NOW_US + :delay_us), NOW_US + :delay_us)
  WHERE lane = :lane AND position = :position
 
 -- name: hold_later
 UPDATE postroom_held
-   SET next_attempt_at = NOW_US + :delay_us
+   SET next_attempt_at = coalesce(min(expires_at, NOW_US + :delay_us), NOW_US + :delay_us)
  WHERE position IN (SELECT value FROM json_each(:position_list))
 
 -- name: heads_arm
@@ -323,11 +327,20 @@ SELECT (NOW_US - min(f.created_at)) / 1000
 -- An upper limit: what has left from between counts too.
 SELECT (SELECT max(position) FROM postroom_outbox) - (SELECT min(position) FROM postroom_outbox) + 1
 
+-- name: waiting_topics
+SELECT w.topic, count(*)
+  FROM (SELECT topic FROM (SELECT topic FROM postroom_outbox LIMIT :most) o
+         UNION ALL
+        SELECT topic FROM (SELECT topic FROM postroom_held WHERE NOT blocked LIMIT :most) h) w
+ GROUP BY w.topic ORDER BY w.topic
+
 -- name: measure_totals
 SELECT (SELECT count(*) FROM (SELECT 1 FROM postroom_held LIMIT :most) h),
        (SELECT count(*) FROM (SELECT 1 FROM postroom_delayed LIMIT :most) d),
        (SELECT count(*) FROM postroom_lane
-         WHERE NOT paused AND (owner IS NULL OR lease_until < NOW_US))
+         WHERE NOT paused AND (owner IS NULL OR lease_until < NOW_US)),
+       (SELECT count(*) FROM postroom_worker
+         WHERE seen_at BETWEEN NOW_US - 600 * 1000000 AND NOW_US - 15 * 1000000)
 
 -- name: measure_dead
 SELECT count(*), COALESCE(sum(d.holds_key), 0)

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import random
 import socket
 import time
 import uuid
@@ -29,13 +28,19 @@ from postroom.brokers.base import Broker, BrokerOptions
 from postroom.brokers.options import OptionsByScheme, open_brokers
 from postroom.config import AlertSettings, RelaySettings, Routes
 from postroom.databases.database import Database, DatabaseLost
+from postroom.databases.trouble import is_locked
+from postroom.dead_letters.redriver import Redriver
+from postroom.dead_letters.store import OUTBOX
 from postroom.errors import ConfigurationError, PostroomError, RoutingChanged, SchemaError
 from postroom.outbox.lane import Tally
 from postroom.outbox.notify import Listener
 from postroom.outbox.office import Office
 from postroom.outbox.sending import Sender
+from postroom.outbox.settling import Settling
 from postroom.retry import RetryPolicy
+from postroom.worker.reopening import reopen
 from postroom.worker.vitals import SILENT_SECONDS, Health, Vitals
+from postroom.worker.waiting import pause
 
 __all__ = ["Drained", "Relay", "dedicate_process"]
 
@@ -43,16 +48,25 @@ __all__ = ["Drained", "Relay", "dedicate_process"]
 REPORTED_DESTINATIONS = 20
 REPORTED_CHARACTERS = 300
 PING_SECONDS = 5.0
+# For how many leases a start waits for a lock that another process has.
+START_LEASES = 4
+LOCK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What `drain_once` did. `elsewhere`: lanes that another relay owns, so it was left to it."""
+    """What `drain_once` did. `elsewhere`: lanes that another relay owns, so it was left to it.
+
+    `waiting`: how many messages are left because their destination is down, counted up to a limit,
+    and `waits_for` the names of those destinations.
+    """
 
     delivered: int
     held: int
     dead: int
     elsewhere: int
+    waiting: int = 0
+    waits_for: tuple[str, ...] = ()
 
 
 class Relay:
@@ -90,6 +104,7 @@ class Relay:
         self.owner = str(uuid.uuid4())
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.tally = Tally()
+        self.settling = Settling()
         self.rebind = rebind
         self.listener = self._listener(database) if listen else None
         self._options = BrokerOptions(
@@ -140,6 +155,9 @@ class Relay:
             asyncio.create_task(self.vitals.keep_beating(), name="beat"),
             asyncio.create_task(self.sender.keep_pinging(PING_SECONDS), name="ping"),
         ]
+        if (rule := self.settings.redrive()) is not None:
+            redriver = Redriver(self.database, OUTBOX, rule, self.name)
+            tasks.append(asyncio.create_task(redriver.keep(), name="redrive"))
         for task in tasks:
             self.vitals.add(task)
         self.alerts.start()
@@ -154,7 +172,7 @@ class Relay:
 
     async def _run(self) -> None:
         failures = 0
-        office = await self._open()
+        office = await self._open_first()
         self._started.set()
         signals.emit(
             "relay.started",
@@ -163,11 +181,12 @@ class Relay:
             brokers=[signals.redact_url(url) for url in self.routes.urls],
         )
         try:
-            while True:
+            while self._office is office:  # else it was stopped before it could open
                 try:
                     await office.work(self.stopping)
                     return
                 except DatabaseLost as error:
+                    await office.finish_sends()
                     await office.close()
                     failures = 0 if office.lived else failures + 1
                     office = await self._reopen(error, failures)
@@ -192,6 +211,7 @@ class Relay:
             office = await self._open()
             try:
                 elsewhere = await office.drain()
+                topics = await office.waiting_topics()
             except DatabaseLost as error:
                 raise self.database.explain(error) from error
             finally:
@@ -199,11 +219,14 @@ class Relay:
         finally:
             await asyncio.to_thread(self.alerts.stop)
         now = self.tally
+        waits_for = {topic: self.sender.waits_for(topic) for topic in topics}
         return Drained(
             now.delivered - before.delivered,
             now.held - before.held,
             now.dead - before.dead,
             elsewhere,
+            sum(count for topic, count in topics.items() if waits_for[topic] is not None),
+            tuple(sorted({name for name in waits_for.values() if name is not None})),
         )
 
     def health(self) -> Health:
@@ -216,16 +239,23 @@ class Relay:
             unready.append(f"database: {self._trouble}")
         elif office is not None and (silent := office.silent_seconds()) > SILENT_SECONDS:
             unready.append(f"database: no answer for {silent:.0f} s")
-        for url, text in self.sender.brokers_down().items():
+        for url, text in self.sender.destinations.brokers_down().items():
             unready.append(f"broker {url}: {text}")
         if (late := self.sender.overdue(SILENT_SECONDS)) is not None:
             unhealthy.append(f"a send to {late} does not end, though its time is over")
-        return Health(tuple(unhealthy), tuple(map(signals.redact, unready)))
+        degraded = [
+            f"{name}: {why}" for name, why in self.sender.destinations.topics_down().items()
+        ]
+        return Health(
+            tuple(unhealthy),
+            tuple(map(signals.redact, unready)),
+            tuple(map(signals.redact, degraded[:REPORTED_DESTINATIONS])),
+        )
 
     def report(self) -> dict[str, Any]:
         """What this relay has done so far and what stands in its way, for whoever watches."""
         now = time.monotonic()
-        down = list(self.sender.breakers().items())[:REPORTED_DESTINATIONS]
+        down = list(self.sender.destinations.down().items())[:REPORTED_DESTINATIONS]
         return {
             "delivered": self.tally.delivered,
             "held": self.tally.held,
@@ -236,7 +266,7 @@ class Relay:
                     "name": name,
                     "error_code": breaker.code,
                     "error": breaker.text[:REPORTED_CHARACTERS],
-                    "retry_in_seconds": round(max(0.0, (breaker.retry_at or now) - now), 1),
+                    "retry_in_seconds": round(breaker.seconds_left(now), 1),
                 }
                 for name, breaker in down
             ],
@@ -278,26 +308,38 @@ class Relay:
         self._office, self._trouble = office, ""
         return office
 
+    async def _open_first(self) -> Office:
+        """Open, or wait a few leases for another process that has SQLite's write lock."""
+        give_up_at = time.monotonic() + START_LEASES * self.settings.lease_seconds
+        while not self.stopping.is_set():
+            try:
+                return await self._open()
+            except PostroomError as error:
+                waits = self.database.dialect == "sqlite" and is_locked(error)
+                if not waits or time.monotonic() >= give_up_at:
+                    raise
+                self._lost(error, LOCK_SECONDS)
+                await pause(self.stopping, LOCK_SECONDS)
+        return Office(self)
+
     async def _reopen(self, error: Exception, failures: int) -> Office:
         """The database was lost: try again with growing pauses until it is back or we must stop."""
-        cause: Exception = self.database.explain(error)
-        while True:
-            self._trouble = str(cause)
-            pause = min(0.1 * 2.0 ** min(failures, 10), 5.0) * (0.5 + random.random() / 2)
-            signals.emit("database.lost", error=str(cause), retry_in_seconds=round(pause, 3))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.stopping.wait(), pause)
-            if self.stopping.is_set():
-                return Office(self)
-            try:
-                office = await self._open()
-            except (RoutingChanged, SchemaError):
-                raise
-            except PostroomError as again:
-                cause, failures = again, failures + 1
-            else:
-                signals.emit("database.back", incarnation=self.owner)
-                return office
+        office = await reopen(
+            self._open,
+            stopping=self.stopping,
+            report=self._lost,
+            cause=error,
+            failures=failures,
+            final=(RoutingChanged, SchemaError),
+        )
+        if office is None:
+            return Office(self)
+        signals.emit("database.back", incarnation=self.owner)
+        return office
+
+    def _lost(self, cause: Exception, retry_in_seconds: float) -> None:
+        self._trouble = told = str(self.database.explain(cause))
+        signals.emit("database.lost", error=told, retry_in_seconds=retry_in_seconds)
 
 
 def _routes(broker: str | Mapping[str, str] | Routes) -> Routes:

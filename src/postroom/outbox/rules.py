@@ -68,8 +68,13 @@ __all__ = [
 ]
 
 DEATHS_ALONE = 3
+LATE_DEATHS = 20
+QUICK_SECONDS = 0.1
 ASK_AGAIN_SECONDS = 5.0
 CHUNKS = 32
+PARTS_OF_A_SIZE = 4
+# A destination that is back is used within this time: a probe costs one message.
+CAP_SECONDS = 5.0
 
 
 # ── What becomes of a message ──────────────────────────────────────────────────────────────────
@@ -238,6 +243,7 @@ class Horizon:
         self._noted: dict[int, int] = {}
         self._open: frozenset[str] = frozenset()
         self._passed: dict[int, int] = {}
+        self._in_flight: dict[int, int] = {}
 
     def after(self, lane: int) -> int:
         """Where the next read of the lane starts."""
@@ -274,13 +280,31 @@ class Horizon:
             self._noted = dict(mark)
             self._open = now_open
 
+    def take(self, lane: int, first: int) -> None:
+        """Record that the lane has a batch in flight whose first position is `first`."""
+        self._in_flight[lane] = first
+
+    def give(self, lane: int) -> None:
+        """Record that the lane's batch is settled, or rewound."""
+        self._in_flight.pop(lane, None)
+
+    def settled(self) -> dict[int, int]:
+        """Return for each lane the position up to which the outbox is empty.
+
+        The watermark passes messages as soon as they are read, so a batch in flight limits it.
+        """
+        return {
+            lane: min(safe, self._in_flight.get(lane, safe + 1) - 1)
+            for lane, safe in self.safe.items()
+        }
+
     def rewind(self, lane: int, position: int) -> None:
         """The message at `position` stays in the outbox: the next read must find it again."""
         self.safe[lane] = min(self.safe.get(lane, 0), position - 1)
 
     def forget(self, lane: int) -> None:
         """The lane is not ours any more."""
-        for table in (self.safe, self._seen, self._noted, self._passed):
+        for table in (self.safe, self._seen, self._noted, self._passed, self._in_flight):
             table.pop(lane, None)
 
 
@@ -309,30 +333,48 @@ class Leftover:
 
 @dataclass(slots=True)
 class Segment:
-    """A run of a batch that is sent together. `alone`: nothing else of this relay is under way."""
+    """A run of a batch that is sent together. `alone`: nothing else of this relay is under way.
+
+    `deaths`: how many relays died at the beginning of sending it alone. `late`: how many died while
+    they sent it by itself, but later, or while other lanes sent too.
+    """
 
     messages: list[Message] = field(default_factory=list)
     chunk: int = 0
     alone: bool = False
     deaths: int = 0
+    late: int = 0
+
+    @property
+    def blamed(self) -> bool:
+        """Whether its message is taken for what killed the relays.
+
+        A message that kills does so at the beginning of its send, or without exception. A kill at a
+        random moment rarely meets the beginning of a send, and a send that is not met acquits.
+        """
+        return self.alone and (self.deaths >= DEATHS_ALONE or self.late >= LATE_DEATHS)
 
 
 def segments(batch: Sequence[Message], leftovers: Sequence[Leftover]) -> list[Segment]:
     """Cut a batch, in its order, so that what was in flight at a death goes in ever smaller parts.
 
-    A part of n messages that was in flight when a process died is sent in parts of n / 32, and at
-    last one by one with nothing else under way; so only a message that was really alone is blamed,
-    and a random kill costs a little speed.
+    A part of n messages that was in flight when a process died is sent in four parts of n / 32,
+    four of 2 n / 32 and so on: the more go through, the less likely is a message at fault. What was
+    in flight by itself is sent with nothing else under way; so only a message that was really alone
+    is blamed, and a random kill costs a little speed.
     """
     if not leftovers:
         return [Segment(list(batch))] if batch else []
     result: list[Segment] = []
+    passed, room = 0, 0
     for message in batch:
-        chunk, alone, deaths = _suspicion(message, leftovers)
+        seen = _suspicion(message, leftovers)
         last = result[-1] if result else None
-        fits = last is not None and not alone and last.chunk == chunk
-        if not fits or (chunk and len(result[-1].messages) >= chunk):
-            result.append(Segment(chunk=chunk, alone=alone, deaths=deaths))
+        fits = last is not None and not (seen.alone or last.alone) and last.chunk == seen.chunk
+        if not fits or (seen.chunk and len(result[-1].messages) >= room):
+            result.append(seen)
+            room = seen.chunk * (1 + passed // PARTS_OF_A_SIZE)
+            passed += seen.chunk > 0
         result[-1].messages.append(message)
     return result
 
@@ -344,18 +386,20 @@ def suspected(message: Message, leftovers: Sequence[Leftover], from_held: bool) 
     """
     if not leftovers:
         return False
-    return _suspicion(message._replace(held=int(from_held)), leftovers)[0] > 0
+    return _suspicion(message._replace(held=int(from_held)), leftovers).chunk > 0
 
 
-def _suspicion(message: Message, leftovers: Sequence[Leftover]) -> tuple[int, bool, int]:
-    """Largest part this message may be sent in (0: any), whether alone, and its deaths alone."""
-    chunk, deaths = 0, 0
+def _suspicion(message: Message, leftovers: Sequence[Leftover]) -> Segment:
+    """An empty segment of the kind that this message may be sent in; `chunk` 0: any."""
+    seen = Segment()
     for left in leftovers:
         if left.lo <= message.position <= left.hi and left.held == bool(message.held):
             part = max(1, left.messages // CHUNKS)
-            chunk = min(chunk or part, part)
-            deaths += left.alone
-    return chunk, chunk == 1, deaths
+            seen.chunk = min(seen.chunk or part, part)
+            seen.deaths += left.alone
+            seen.late += left.messages == 1 and not left.alone
+    seen.alone = seen.deaths + seen.late > 0
+    return seen
 
 
 # ── Destination down ───────────────────────────────────────────────────────────────────────────
@@ -370,7 +414,7 @@ class Breaker:
     """
 
     first_seconds: float = 0.2
-    cap_seconds: float = 30.0
+    cap_seconds: float = CAP_SECONDS
     probe_seconds: float = 15.0
     code: str = ""
     text: str = ""
@@ -420,6 +464,11 @@ class Breaker:
         """The probe met another trouble on its way: the next need not wait for its time limit."""
         if self.probing:
             self.retry_at, self.probing = now, False
+
+    def answered(self, now: float) -> None:
+        """Make a probe due now, since the destination answered a ping, unless one is in flight."""
+        if self.is_open(now) and not self.probing:
+            self.retry_at = now
 
     def succeeded(self, count: int) -> bool:
         """Messages arrived; returns whether it was down before."""

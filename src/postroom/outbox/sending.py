@@ -30,6 +30,7 @@ from postroom.config import Routes
 from postroom.ledger.rules import entered, is_entered
 from postroom.messages import Message
 from postroom.outbox import attempts
+from postroom.outbox.destinations import Destinations, topic_name
 from postroom.outbox.doubts import Doubts
 from postroom.outbox.rules import (
     SETTLED,
@@ -72,7 +73,8 @@ class Sender:
         self._clock = clock
         self._random = randomness
         self._urls: dict[str, str | None] = {}
-        self._breakers: dict[str, Breaker] = {}
+        self.destinations = Destinations(brokers, clock, randomness)
+        self._breakers = self.destinations.breakers
         self._sends: dict[object, tuple[str, float]] = {}
         self._answered_at: dict[str, float] = {}
         # Found out once: to ask a protocol takes longer than a message.
@@ -80,45 +82,20 @@ class Sender:
         self._doubts = Doubts(self._timeout)
         self.settled = self._doubts.settled
         self.unsettled = self._doubts.any_left
-        self.unreachable: dict[str, str] = {}
 
     # ── destinations ───────────────────────────────────────────────────────────────────────────
 
-    def all_down(self) -> bool:
-        """Whether no broker can be tried now: then there is no sense in reading."""
-        now = self._clock()
-        return all(
-            (breaker := self._breakers.get(url)) is not None and breaker.is_open(now)
-            for url in self._brokers
-        )
-
-    def retry_in(self) -> float:
-        """Seconds until some broker may be tried again, when all are down."""
-        now = self._clock()
-        breakers = [self._breakers.get(url) for url in self._brokers]
-        times = [b.retry_at - now for b in breakers if b is not None and b.retry_at is not None]
-        return max(0.01, min(times, default=0.01))
-
     def later_seconds(self, message: Message) -> float:
         """How long a message of a destination that is down waits before it is looked at again."""
-        now = self._clock()
-        names = (self._url(message.topic) or "", _topic(message.topic))
-        times = [self._breakers[name].seconds_left(now) for name in names if name in self._breakers]
-        return min(max([0.5, *times]) * (1 + self._random()), 60.0)
+        return self.destinations.later_seconds(self._url(message.topic), message.topic)
 
-    def breakers(self) -> dict[str, Breaker]:
-        """The destinations that are down, by their names for people."""
-        return {redact_url(name): b for name, b in self._breakers.items() if b.retry_at is not None}
-
-    def brokers_down(self) -> dict[str, str]:
-        """The brokers that cannot take messages now, each with the reason."""
-        now = self._clock()
-        down = {redact_url(url): text for url, text in list(self.unreachable.items())}
-        for url in self._brokers:
-            breaker = self._breakers.get(url)
-            if breaker is not None and breaker.is_open(now):
-                down.setdefault(redact_url(url), redact(f"{breaker.code}: {breaker.text}"))
-        return down
+    def waits_for(self, topic: str) -> str | None:
+        """Return the name of the broker or topic that is down and keeps a topic's messages."""
+        for name in (self._url(topic), topic_name(topic)):
+            breaker = None if name is None else self._breakers.get(name)
+            if name is not None and breaker is not None and breaker.retry_at is not None:
+                return redact_url(name)
+        return None
 
     def overdue(self, grace_seconds: float) -> str | None:
         """A broker that has a send under way for longer than its timeout allows, if there is one:
@@ -256,7 +233,7 @@ class Sender:
             if message.order in stopped:
                 verdicts[index] = UNSENT
                 continue
-            breaker = self._breakers.get(_topic(message.topic))
+            breaker = self._breakers.get(topic_name(message.topic))
             if breaker is not None:
                 left = room.setdefault(message.topic, breaker.room(now))
                 if left is not None and left <= 0:
@@ -277,7 +254,7 @@ class Sender:
     ) -> list[Verdict]:
         if self._breakers:
             for topic in {message.topic for message in part}:
-                if (breaker := self._breakers.get(_topic(topic))) is not None:
+                if (breaker := self._breakers.get(topic_name(topic))) is not None:
                     breaker.admits(self._clock())
         if url in self._can_look_up:
             return await self._send_asking(url, part, epoch, may_send, suspect)
@@ -394,57 +371,37 @@ class Sender:
             for outcome in outcomes
         )
         for message, answer in zip(messages, verdicts, strict=True):
-            name = _topic(message.topic)
+            name = topic_name(message.topic)
             if isinstance(answer, Down):
                 downs.setdefault(url if answer.scope == "broker" else name, answer)
-                if answer.scope == "broker" and name in self._breakers:
-                    self._breakers[name].learnt_nothing(self._clock())
+                if answer.scope == "broker":
+                    self.destinations.learnt_nothing(name)
             elif isinstance(answer, Hold) and not answer.spent:
                 if url in self._breakers:  # a probe that could not even ask
                     downs.setdefault(url, Down("broker", answer.code, answer.text))
             elif isinstance(answer, Unsent):
-                if answer.crowded and name in self._breakers:
-                    self._breakers[name].learnt_nothing(self._clock())
+                if answer.crowded:
+                    self.destinations.learnt_nothing(name)
             elif name in self._breakers:
                 ups[name] = ups.get(name, 0) + 1
         for name, down in downs.items():
-            self._is_down(name, down)
+            self.destinations.is_down(name, down)
         for name, count in ups.items():
             if name not in downs:
-                self._is_up(name, count)
+                self.destinations.is_up(name, count)
         if answered:
             self._answered_at[url] = self._clock()
         if url not in downs and answered:
-            self._is_up(url, answered)
-        elif url not in downs and url in self._breakers and CROWDED in outcomes:
-            self._breakers[url].learnt_nothing(self._clock())
+            self.destinations.is_up(url, answered)
+        elif url not in downs and CROWDED in outcomes:
+            self.destinations.learnt_nothing(url)
         return verdicts
 
     def _no_route(self, topic: str) -> Down:
         down = Down("topic", "no_route", f"no route for topic {topic!r}: add one or a default")
-        if not self._breakers.get(_topic(topic), Breaker()).is_open(self._clock()):
-            self._is_down(_topic(topic), down)
+        if not self._breakers.get(topic_name(topic), Breaker()).is_open(self._clock()):
+            self.destinations.is_down(topic_name(topic), down)
         return down
-
-    def _is_down(self, name: str, down: Down) -> None:
-        breaker = self._breakers.setdefault(name, Breaker())
-        seconds = breaker.failed(self._clock(), down.code, down.text, self._random)
-        signals.emit(
-            "destination.down",
-            destination=redact_url(name),
-            error_code=down.code,
-            error=down.text,
-            retry_in_seconds=round(seconds, 3),
-        )
-
-    def _is_up(self, name: str, count: int) -> None:
-        breaker = self._breakers.get(name)
-        if breaker is None:
-            return
-        if breaker.succeeded(count):
-            signals.emit("destination.up", destination=redact_url(name))
-        if breaker.allowance is None:
-            del self._breakers[name]
 
     def _policy(self, topic: str) -> RetryPolicy:
         if isinstance(self._retry, RetryPolicy):
@@ -478,13 +435,14 @@ class Sender:
 
     async def keep_pinging(self, seconds: float) -> None:
         """Say at the start which brokers cannot be reached, rather than at the first message; and
-        go on asking, so that it is known without messages too."""
-        self.unreachable = await self.ping()
-        for url, text in self.unreachable.items():
-            self._is_down(url, Down("broker", "unreachable", text))
+        go on asking: it is known without messages too, and a broker that is back is used."""
+        unreachable = await self.ping()
+        self.destinations.pinged(unreachable)
+        for url, text in unreachable.items():
+            self.destinations.is_down(url, Down("broker", "unreachable", text))
         while True:
             await asyncio.sleep(seconds)
-            self.unreachable = await self.ping(seconds)
+            self.destinations.pinged(await self.ping(seconds))
 
     async def close(self) -> None:
         """Close every broker; a failure to close loses nothing."""
@@ -494,7 +452,3 @@ class Sender:
                     await broker.close()
             except Exception as error:
                 signals.emit("destination.unclosed", error=redact(str(error)))
-
-
-def _topic(topic: str) -> str:
-    return f"topic {topic}"

@@ -22,16 +22,23 @@ AFTER_SECONDS = 0.01
 
 
 class LaneSeen(NamedTuple):
-    """A lane as the database has it; `left_us` until its lease is over, if it has an owner."""
+    """A lane as the database has it; `left_us` until its lease is over, if it has an owner, and
+    `lease_us` is the length of that lease."""
 
     lane: int
     owner: str | None
     paused: int
     left_us: int | None
+    lease_us: int | None = None
 
     @property
     def is_free(self) -> bool:
         return self.owner is None or self.left_us is None or self.left_us < 0
+
+    def outlasts(self, lease_us: int) -> bool:
+        """Whether its lease ends later than its owner could have written it; `lease_us` is for an
+        owner of an earlier version, which wrote no length."""
+        return not self.is_free and (self.left_us or 0) > (self.lease_us or lease_us)
 
 
 class Look(NamedTuple):

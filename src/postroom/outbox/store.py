@@ -96,14 +96,15 @@ class Change:
     later_seconds: float = 0.0
     doubts: list[tuple[Message, str]] = field(default_factory=list)  # with their histories
     acquitted: list[int] = field(default_factory=list)
+    outlived: list[int] = field(default_factory=list)  # sent alone for longer than a killer takes
     from_held: bool = False
     notes: dict[str, Note] = field(default_factory=dict)  # for the ledger, by the message's id
 
     @property
     def plain(self) -> bool:
         """Whether everything was delivered straight from the outbox, at the first try."""
-        troubled = self.failures or self.burials or self.waiting or self.later or self.acquitted
-        if troubled or self.from_held or self.notes:
+        troubled = self.failures or self.burials or self.waiting or self.later
+        if troubled or self.acquitted or self.outlived or self.from_held or self.notes:
             return False
         return not [m for m in self.delivered if m.redrives]
 
@@ -350,8 +351,10 @@ class Store:
         yield from self._arm(change)
         if change.notes:
             yield from ledger.write(change.notes.values())
-        for position in change.acquitted:
-            yield self._query("journal_acquit", lane=change.fence.lane, position=position)
+        lane = change.fence.lane
+        for late, positions in enumerate((change.outlived, change.acquitted)):
+            for position in positions:
+                yield self._query("journal_acquit", lane=lane, position=position, late=late)
         return missing
 
     def _remove(self, source: str, delivered: Sequence[Message]) -> Flow[int]:

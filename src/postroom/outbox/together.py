@@ -19,10 +19,16 @@ class Together(Generic[A, R]):
     """Whoever asks while a call is under way shares the next one.
 
     `serve` takes all that wait and answers each in order. If it fails, all of them fail.
+    `invite` is called before each call, for others that may want to share it.
     """
 
-    def __init__(self, serve: Callable[[Sequence[A]], Awaitable[Sequence[R]]]) -> None:
+    def __init__(
+        self,
+        serve: Callable[[Sequence[A]], Awaitable[Sequence[R]]],
+        invite: Callable[[], None] = lambda: None,
+    ) -> None:
         self._serve = serve
+        self._invite = invite
         self._waiting: list[tuple[A, asyncio.Future[R]]] = []
         self._runner: asyncio.Task[None] | None = None
 
@@ -43,6 +49,7 @@ class Together(Generic[A, R]):
     async def _run(self) -> None:
         try:
             while self._waiting:
+                self._invite()
                 # One turn of the loop, so that lanes that woke together ask together.
                 await asyncio.sleep(0)
                 served = [pair for pair in self._waiting if not pair[1].done()]
@@ -154,12 +161,12 @@ class Pulse:
         self._pause = shortest_seconds
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._hinted = False
+        self.hints = 0
 
-    async def wait(self) -> None:
-        """Return at the next beat; all who wait wake together. A hint that came early counts."""
-        if self._hinted:
-            self._hinted = False
+    async def wait(self, seen: int) -> None:
+        """Return at the next beat; all waiters wake together. `seen` is the value of `hints` before
+        the caller looked: a hint that came since then is not lost: return immediately."""
+        if self.hints != seen:
             return
         loop = asyncio.get_running_loop()
         if self._timer is None:
@@ -179,13 +186,22 @@ class Pulse:
     def hint(self) -> None:
         """Something was committed, or should be looked at: everyone wakes now."""
         self._pause = self._shortest
-        self._hinted = not self._waiters
+        self.hints += 1
         self._beat()
+
+    def share(self, under_way: int) -> None:
+        """Let the waiters share a read that is made anyway, while messages are in flight: hints are
+        rare then, and a read costs little more for all lanes. The next beat stays when it is."""
+        if under_way:
+            self._wake()
 
     def _beat(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._wake()
+
+    def _wake(self) -> None:
         for future in self._waiters:
             if not future.done():
                 future.set_result(None)

@@ -41,6 +41,7 @@ class Measured:
     delayed: int
     dead: int
     lanes_unowned: int
+    workers_silent: int
     oldest_open_publisher_seconds: float | None
 
 
@@ -77,7 +78,7 @@ async def measure(
     if counted > COUNT_LIMIT:
         ((estimate,),) = await link.query(ROOM, "measure_outbox")
         counted = max(counted, int(estimate or 0))
-    ((held, delayed, unowned),) = await link.query(ROOM, "measure_totals", most=COUNT_LIMIT)
+    ((held, delayed, unowned, silent),) = await link.query(ROOM, "measure_totals", most=COUNT_LIMIT)
     ((dead, blocked),) = await link.query(ROOM, "measure_dead", most=COUNT_LIMIT)
     if held:
         for lane in range(1 if link.dialect == "sqlite" else LANES):
@@ -96,6 +97,7 @@ async def measure(
         delayed=delayed,
         dead=dead,
         lanes_unowned=unowned,
+        workers_silent=silent,
         oldest_open_publisher_seconds=open_seconds,
     )
 
@@ -126,7 +128,7 @@ class Watch:
     async def _look(self) -> None:
         office, relay = self._office, self._office.relay
         if office.elected():
-            found = await measure(office.house, self._publishers, after=office.horizon.safe)
+            found = await measure(office.house, self._publishers, after=office.horizon.settled())
             if office.elected():
                 self._tell(found)
         elif relay.alerts.waiting:
@@ -147,6 +149,7 @@ class Watch:
             delayed=found.delayed,
             dead=found.dead,
             lanes_unowned=found.lanes_unowned,
+            workers_silent=found.workers_silent,
             oldest_open_publisher_seconds=found.oldest_open_publisher_seconds,
         )
 

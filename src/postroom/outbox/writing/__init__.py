@@ -1,18 +1,21 @@
 """Writing messages: the flows that run inside the caller's own transaction.
 
 Promise: either every message of a call is written, in the order of the call, or the flow raises and
-the caller's rollback takes all of it along. A taken dedup key is a value, never an error.
+the caller's rollback takes all of it along. A taken dedup key is a value, never an error; so is a
+taken id, unless it stands for other content.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
+from postroom.databases.trouble import note_remedy
 from postroom.errors import CommitUnknown, PublishError, WrongCall
 from postroom.flow import Flow, Statement, Value
-from postroom.messages import Encoded, new_id
+from postroom.messages import Encoded
+from postroom.outbox.writing import ids
 
 __all__ = ["Item", "Published", "is_committed", "item", "watch", "write"]
 
@@ -49,7 +52,7 @@ class Published:
 
     @property
     def duplicate(self) -> bool:
-        """Whether the dedup key was taken, so that nothing was written."""
+        """Whether the dedup key or the chosen id was taken, so that nothing was written."""
         if self._duplicate is None:
             raise WrongCall(
                 "whether this is a duplicate is not known before the session writes it at its "
@@ -76,13 +79,18 @@ class Item(NamedTuple):
     message: Encoded
     serialize_key: bool
     claim: str
+    chosen_id: bool
     published: Published
 
     @property
     def plain(self) -> bool:
         """Whether nothing is to be done for it but to write it, now, among the others."""
-        message = self.message
-        return not self.serialize_key and message.dedup_key is None and message.deliver_us is None
+        return not self.serialize_key and not self.claims and self.message.deliver_us is None
+
+    @property
+    def claims(self) -> bool:
+        """Whether it may turn out to be a duplicate."""
+        return self.chosen_id or self.message.dedup_key is not None
 
     def tell(self, *, holder: str | None) -> None:
         """Tell the caller that it is written, or that `holder` has its dedup key."""
@@ -92,14 +100,14 @@ class Item(NamedTuple):
     def untell(self) -> None:
         """It is not written any more: a savepoint around the write was rolled back."""
         self.published._id = self.message.id
-        self.published._duplicate = None if self.message.dedup_key is not None else False
+        self.published._duplicate = None if self.claims else False
 
 
 def item(message: Encoded, *, serialize_key: bool, chosen_id: bool) -> Item:
     """A message to be written; `chosen_id` says that the caller gave its id."""
-    claim = new_id() if chosen_id and message.dedup_key is not None else message.id
-    known = None if message.dedup_key is not None else False
-    return Item(message, serialize_key, claim, Published(message.id, known))
+    claim = ids.mark_of(message) if chosen_id else message.id
+    known = None if chosen_id or message.dedup_key is not None else False
+    return Item(message, serialize_key, claim, chosen_id, Published(message.id, known))
 
 
 def write(items: Sequence[Item]) -> Flow[None]:
@@ -107,11 +115,15 @@ def write(items: Sequence[Item]) -> Flow[None]:
 
     Locks are taken in sorted order, so that two calls with the same keys never deadlock.
     """
-    if items and all(item.plain for item in items):
-        messages = [item.message for item in items]
-        yield _insert("insert_outbox", messages)
-    else:
-        messages = yield from _write_in_parts(items)
+    try:
+        if items and all(item.plain for item in items):
+            messages = [item.message for item in items]
+            yield _insert("insert_outbox", messages)
+        else:
+            messages = yield from _write_in_parts(items)
+    except Exception as error:
+        note_remedy(error)
+        raise
     for watcher in _watchers:
         for message in messages:
             watcher(message.id)
@@ -119,10 +131,8 @@ def write(items: Sequence[Item]) -> Flow[None]:
 
 def _write_in_parts(items: Sequence[Item]) -> Flow[list[Encoded]]:
     """Write what needs more than one statement; returns what was written."""
-    holders: dict[str, str] = {}
-    if any(item.message.dedup_key is not None for item in items):
-        holders = yield from _claim(items)
-    wanted = [item for item in items if holders.get(item.claim) is None] if holders else items
+    holders = yield from _claim(items)
+    wanted = [item for item in items if item.claim not in holders] if holders else items
     locked = {(i.message.topic, i.message.key) for i in wanted if i.serialize_key}
     for topic, key in sorted(locked, key=str):
         yield Statement(ROOM, "lock_key", {"topic": topic, "key": key})
@@ -138,19 +148,39 @@ def _write_in_parts(items: Sequence[Item]) -> Flow[list[Encoded]]:
     return messages
 
 
-def _claim(items: Iterable[Item]) -> Flow[dict[str, str]]:
-    """Claim every dedup key; returns who holds it for each claim that came too late."""
+def _claim(items: Sequence[Item]) -> Flow[dict[str, str]]:
+    """Claim chosen ids and dedup keys; returns the holder for each claim that came too late."""
     holders: dict[str, str] = {}
-    claims = [item for item in items if item.message.dedup_key is not None]
-    for item in sorted(claims, key=lambda item: item.message.dedup_key or ""):
+    chosen = _chosen(items, holders)
+    if chosen:
+        for id in (yield from ids.find(chosen)):
+            holders[chosen.pop(id)] = id
+    keyed = [i for i in items if i.message.dedup_key is not None and i.claim not in holders]
+    for item in sorted(keyed, key=lambda item: item.message.dedup_key or ""):
         dedup_key = item.message.dedup_key
         holder = yield from _claim_one(dedup_key, item.claim)
         if holder != item.claim:
             holders[item.claim] = holder
+            chosen.pop(item.message.id, None)
         elif item.claim != item.message.id:
             named: dict[str, Value] = {"dedup_key": dedup_key, "id": item.message.id}
             yield Statement(ROOM, "name_dedup_holder", named)
+    if chosen:
+        for id in (yield from ids.claim(chosen)):
+            holders[chosen[id]] = id
     return holders
+
+
+def _chosen(items: Sequence[Item], holders: dict[str, str]) -> dict[str, str]:
+    """The claims of chosen ids; what repeats an id of the same call goes to `holders`."""
+    chosen: dict[str, str] = {}
+    for item in items:
+        if item.chosen_id:
+            first = chosen.setdefault(item.message.id, item.claim)
+            if first != item.claim:
+                ids.refuse_other({item.message.id: first}, {item.message.id: item.claim})
+                holders[item.claim] = item.message.id
+    return chosen
 
 
 def _claim_one(dedup_key: str | None, claim: str) -> Flow[str]:

@@ -35,6 +35,25 @@ SELECT message_id FROM postroom_dedup WHERE dedup_key = :dedup_key LOCK IN SHARE
 -- name: name_dedup_holder
 UPDATE postroom_dedup SET message_id = :id WHERE dedup_key = :dedup_key
 
+-- name: claim_ids
+INSERT IGNORE INTO postroom_dedup (dedup_key, message_id) VALUES (:dedup_key, :claim)
+
+-- name: find_ids
+-- Without a lock: two writers that lock the gap where their ids will stand would deadlock.
+SELECT d.dedup_key, d.message_id
+  FROM JSON_TABLE(:names, '$[*]' COLUMNS (
+           name VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$')) n
+  STRAIGHT_JOIN postroom_dedup d FORCE INDEX (PRIMARY) ON d.dedup_key = n.name
+
+-- name: read_ids
+-- A locking read sees what is committed now; a repeatable-read snapshot would hide the other claim.
+-- By the key: a scan of a small table would lock the gaps of other writers, and deadlock with them.
+SELECT d.dedup_key, d.message_id
+  FROM JSON_TABLE(:names, '$[*]' COLUMNS (
+           name VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$')) n
+  STRAIGHT_JOIN postroom_dedup d FORCE INDEX (PRIMARY) ON d.dedup_key = n.name
+   LOCK IN SHARE MODE
+
 -- name: find_message
 SELECT CASE
          WHEN EXISTS (SELECT 1 FROM postroom_archive WHERE id = :id)

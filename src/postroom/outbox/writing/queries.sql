@@ -87,6 +87,28 @@ SELECT CAST(message_id AS text) FROM postroom.dedup WHERE dedup_key = CAST(:dedu
 UPDATE postroom.dedup SET message_id = CAST(CAST(:id AS text) AS uuid)
  WHERE dedup_key = CAST(:dedup_key AS text)
 
+-- name: claim_ids
+-- Waits for another writer of the same id to end; a taken id does not raise. See ids.py.
+INSERT INTO postroom.dedup (dedup_key, message_id)
+VALUES (CAST(:dedup_key AS text), CAST(CAST(:claim AS text) AS uuid))
+ON CONFLICT (dedup_key) DO NOTHING
+
+-- name: claim_ids_arrays
+-- only: postgresql
+INSERT INTO postroom.dedup (dedup_key, message_id)
+SELECT m.name, CAST(m.claim AS uuid)
+  FROM unnest(CAST(:dedup_key AS text[]), CAST(:claim AS text[])) AS m (name, claim)
+ ORDER BY m.name
+ON CONFLICT (dedup_key) DO NOTHING
+
+-- name: find_ids
+SELECT dedup_key, CAST(message_id AS text) FROM postroom.dedup
+ WHERE dedup_key IN (SELECT jsonb_array_elements_text(CAST(CAST(:names AS text) AS jsonb)))
+
+-- name: read_ids
+SELECT dedup_key, CAST(message_id AS text) FROM postroom.dedup
+ WHERE dedup_key IN (SELECT jsonb_array_elements_text(CAST(CAST(:names AS text) AS jsonb)))
+
 -- name: find_message
 -- One statement, so one snapshot: a message on its way from table to table is found in one of them.
 -- What has an index on the id is asked first.

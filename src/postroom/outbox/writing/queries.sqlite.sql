@@ -30,6 +30,18 @@ SELECT message_id FROM postroom_dedup WHERE dedup_key = :dedup_key
 -- name: name_dedup_holder
 UPDATE postroom_dedup SET message_id = :id WHERE dedup_key = :dedup_key
 
+-- name: claim_ids
+INSERT INTO postroom_dedup (dedup_key, message_id) VALUES (:dedup_key, :claim)
+ON CONFLICT (dedup_key) DO NOTHING
+
+-- name: find_ids
+SELECT dedup_key, message_id FROM postroom_dedup
+ WHERE dedup_key IN (SELECT value FROM json_each(:names))
+
+-- name: read_ids
+SELECT dedup_key, message_id FROM postroom_dedup
+ WHERE dedup_key IN (SELECT value FROM json_each(:names))
+
 -- name: find_message
 SELECT CASE
          WHEN EXISTS (SELECT 1 FROM postroom_archive WHERE id = :id)
