@@ -47,7 +47,8 @@ SELECT id, topic, `key`, type, state, error_code, error, attempts, redrives, hol
 SELECT id, topic, `key`, type, state, error_code, error, attempts, redrives, holds_key,
        TIMESTAMPDIFF(MICROSECOND, '1970-01-01', died_at), source,
        aggregate_type, aggregate_id, content_type, headers, payload, history, note, lane, position,
-       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at)
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', retried_at)
   FROM postroom_dead_letter
  WHERE id = :id AND (:source IS NULL OR source = :source)
  ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, source, lane, position
@@ -62,3 +63,35 @@ UPDATE postroom_held SET next_attempt_at = UTC_TIMESTAMP(6)
  WHERE lane = :lane AND next_attempt_at IS NULL AND NOT blocked
    AND position = (SELECT min(f.position) FROM postroom_held f
                     WHERE f.lane = :lane AND f.topic = :topic AND f.`key` = :key)
+
+-- name: sources
+SELECT 'outbox' AS source
+UNION SELECT CONCAT('consumer:', consumer) FROM postroom_seat
+UNION SELECT CONCAT('consumer:', name) FROM postroom_consumer
+UNION SELECT source FROM postroom_dead_letter
+ ORDER BY 1
+
+-- name: due_by_rule
+SELECT id, lane, position, holds_key, topic, `key`, state, source, error_code, redrives
+  FROM postroom_dead_letter
+ WHERE state = 'dead' AND source = :source
+   AND died_at <= UTC_TIMESTAMP(6) - INTERVAL :after_us MICROSECOND
+   AND redrives < :times
+   AND locate(concat(char(10), error_code, char(10)), :codes) > 0
+   AND coalesce(locate('"postroom-ledger"', headers), 0) = 0
+ ORDER BY died_at, position LIMIT :rows
+
+-- name: pace_open
+-- Not INSERT IGNORE, which takes a shared lock on a known row: two workers would deadlock on it.
+INSERT INTO postroom_redrive_pace (source, next_at) VALUES (:source, UTC_TIMESTAMP(6))
+ON DUPLICATE KEY UPDATE next_at = next_at
+
+-- name: pace_lock
+SELECT CASE WHEN next_at <= UTC_TIMESTAMP(6)
+              OR next_at > UTC_TIMESTAMP(6) + INTERVAL :longest_us MICROSECOND
+            THEN 1 ELSE 0 END
+  FROM postroom_redrive_pace WHERE source = :source FOR UPDATE
+
+-- name: pace_set
+UPDATE postroom_redrive_pace SET next_at = UTC_TIMESTAMP(6) + INTERVAL :gap_us MICROSECOND
+ WHERE source = :source

@@ -46,9 +46,6 @@ DELETE FROM postroom.held WHERE lane = :lane AND position = :position AND blocke
 UPDATE postroom.dead_letter SET state = 'discarded', note = :note, ended_at = clock_timestamp()
  WHERE source = :source AND id = CAST(CAST(:id AS text) AS uuid) AND position = :position
 
--- name: audit
-INSERT INTO postroom.audit (who, what, subject, why) VALUES (:who, :what, :subject, :why)
-
 -- name: list
 -- Newest first, a page at a time: past the last one of the page before.
 SELECT CAST(id AS text), topic, key, type, state, error_code, error, attempts, redrives,
@@ -62,7 +59,8 @@ SELECT CAST(id AS text), topic, key, type, state, error_code, error, attempts, r
 SELECT CAST(id AS text), topic, key, type, state, error_code, error, attempts, redrives,
        CAST(holds_key AS int), CAST(extract(epoch FROM died_at) * 1000000 AS bigint), source,
        aggregate_type, aggregate_id, content_type, headers, payload, history, note, lane, position,
-       CAST(extract(epoch FROM created_at) * 1000000 AS bigint)
+       CAST(extract(epoch FROM created_at) * 1000000 AS bigint),
+       CAST(extract(epoch FROM retried_at) * 1000000 AS bigint)
   FROM postroom.dead_letter
  WHERE id = CAST(CAST(:id AS text) AS uuid) AND (CAST(:source AS text) IS NULL OR source = CAST(:source AS text))
  ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, source, lane, position
@@ -78,3 +76,40 @@ UPDATE postroom.held SET next_attempt_at = clock_timestamp()
  WHERE lane = :lane AND next_attempt_at IS NULL AND NOT blocked
    AND position = (SELECT min(f.position) FROM postroom.held f
                     WHERE f.lane = :lane AND f.topic = :topic AND f.key = :key)
+
+-- name: sources
+-- Every source a dead letter can have here: the outbox, consumers that have received, and old letters.
+SELECT 'outbox' AS source
+UNION SELECT 'consumer:' || consumer FROM postroom.seat
+UNION SELECT 'consumer:' || name FROM postroom.consumer
+UNION SELECT source FROM postroom.dead_letter
+ ORDER BY 1
+
+-- name: due_by_rule
+-- Oldest first. Requests of the ledger are left to operators: placing one again needs a decision.
+SELECT CAST(id AS text), lane, position, CAST(holds_key AS int), topic, key, state, source,
+       error_code, redrives
+  FROM postroom.dead_letter
+ WHERE state = 'dead' AND source = CAST(:source AS text)
+   AND died_at <= clock_timestamp() - CAST(:after_us AS bigint) * interval '1 microsecond'
+   AND redrives < CAST(:times AS int)
+   AND strpos(CAST(:codes AS text), chr(10) || error_code || chr(10)) > 0
+   AND coalesce(strpos(headers, '"postroom-ledger"'), 0) = 0
+ ORDER BY died_at, position LIMIT CAST(:rows AS bigint)
+
+-- name: pace_open
+INSERT INTO postroom.redrive_pace (source, next_at) VALUES (:source, clock_timestamp())
+ON CONFLICT (source) DO NOTHING
+
+-- name: pace_lock
+-- Whether more may be redriven now. A time further ahead than any redrive puts it is of a clock that
+-- was set back since.
+SELECT CASE WHEN next_at <= clock_timestamp()
+              OR next_at > clock_timestamp() + CAST(:longest_us AS bigint) * interval '1 microsecond'
+            THEN 1 ELSE 0 END
+  FROM postroom.redrive_pace WHERE source = CAST(:source AS text) FOR UPDATE
+
+-- name: pace_set
+UPDATE postroom.redrive_pace
+   SET next_at = clock_timestamp() + CAST(:gap_us AS bigint) * interval '1 microsecond'
+ WHERE source = CAST(:source AS text)

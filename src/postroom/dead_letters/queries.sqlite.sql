@@ -51,7 +51,7 @@ SELECT id, topic, key, type, state, error_code, error, attempts, redrives, holds
 SELECT id, topic, key, type, state, error_code, error, attempts, redrives, holds_key, died_at,
        source,
        aggregate_type, aggregate_id, content_type, headers, payload, history, note, lane, position,
-       created_at
+       created_at, retried_at
   FROM postroom_dead_letter
  WHERE id = :id AND (:source IS NULL OR source = :source)
  ORDER BY CASE state WHEN 'dead' THEN 0 WHEN 'queued' THEN 1 ELSE 2 END, source, lane, position
@@ -62,3 +62,31 @@ UPDATE postroom_held SET next_attempt_at = NOW_US
  WHERE lane = :lane AND next_attempt_at IS NULL AND NOT blocked
    AND position = (SELECT min(f.position) FROM postroom_held f
                     WHERE f.lane = :lane AND f.topic = :topic AND f.key = :key)
+
+-- name: sources
+SELECT 'outbox' AS source
+UNION SELECT 'consumer:' || consumer FROM postroom_seat
+UNION SELECT 'consumer:' || name FROM postroom_consumer
+UNION SELECT source FROM postroom_dead_letter
+ ORDER BY 1
+
+-- name: due_by_rule
+SELECT id, lane, position, holds_key, topic, key, state, source, error_code, redrives
+  FROM postroom_dead_letter
+ WHERE state = 'dead' AND source = :source
+   AND died_at <= NOW_US - :after_us
+   AND redrives < :times
+   AND instr(:codes, char(10) || error_code || char(10)) > 0
+   AND coalesce(instr(headers, '"postroom-ledger"'), 0) = 0
+ ORDER BY died_at, position LIMIT :rows
+
+-- name: pace_open
+INSERT INTO postroom_redrive_pace (source, next_at) VALUES (:source, NOW_US)
+ON CONFLICT (source) DO NOTHING
+
+-- name: pace_lock
+SELECT CASE WHEN next_at <= NOW_US OR next_at > NOW_US + :longest_us THEN 1 ELSE 0 END
+  FROM postroom_redrive_pace WHERE source = :source
+
+-- name: pace_set
+UPDATE postroom_redrive_pace SET next_at = NOW_US + :gap_us WHERE source = :source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Sequence
 
 __all__ = ["CODE_CHARACTERS", "ERROR_CHARACTERS", "add_history", "in_doubt", "storable"]
 
@@ -28,19 +29,23 @@ def add_history(
     text: str,
     worker: str,
     doubt: bool = False,
+    where: Sequence[str] = (),
 ) -> str:
     """The history of a message with one more attempt; the oldest go first when it grows long.
 
-    `doubt`: it may have arrived, by this attempt or an earlier one.
+    `doubt`: it may have arrived, by this attempt or an earlier one. `where`: the frames in which
+    the attempt failed, outermost first.
     """
     entries = json.loads(history) if history else []
-    entry = {
+    entry: dict[str, object] = {
         "attempt": attempt,
         "at": at.isoformat(timespec="milliseconds"),
         "code": code,
         "error": text[:ERROR_CHARACTERS],
         "worker": worker,
     }
+    if where:
+        entry["where"] = list(where)
     entries.append(entry | {"doubt": True} if doubt else entry)
     return json.dumps(entries[-HISTORY_ENTRIES:], ensure_ascii=False)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from postroom import audit
 from postroom.errors import Refused
 from postroom.flow import Flow, Statement, Value
 from postroom.ledger import store as ledger
@@ -80,7 +81,7 @@ def retry(id: str, *, who: str, why: str | None, source: str | None = None) -> F
     """Send a dead letter again. If it holds its key it goes first, in its old place."""
     waiting = yield from _take(id, "retried", source)
     kept = yield from send_again(waiting)
-    yield _query("audit", who=who, what="dead.retry", subject=id, why=why)
+    yield audit.record("dead.retry", id, why, who=who)
     return Decided(id, kept == len(waiting))
 
 
@@ -88,7 +89,7 @@ def discard(id: str, *, who: str, why: str, source: str | None = None) -> Flow[D
     """Give a dead letter up. If it holds its key, the next message of the key goes on."""
     for letter in (yield from _take(id, "discarded", source)):
         yield from give_up(letter, why)
-    yield _query("audit", who=who, what="dead.discard", subject=id, why=why)
+    yield audit.record("dead.discard", id, why, who=who)
     return Decided(id, True)
 
 
