@@ -18,7 +18,8 @@ from postroom.ops import readable
 MODULE = """
 from postroom import Consumer
 
-billing = Consumer("billing", {url!r}, "memory://cli", topics=["orders"], retry_attempts={attempts})
+how = {{"topics": ["orders"], "gives": "session", "retry_attempts": {attempts}}}
+billing = Consumer("billing", {url!r}, "memory://cli", **how)
 bad = set({bad!r})
 
 
@@ -98,13 +99,83 @@ def test_a_redrive_of_one_consumer(house: House, here: Here) -> None:
     write(house.url, bad=(0, 1, 2))
     send(*(note(n, key=None) for n in range(3)))
     here("consume", "bills:billing", "--once")
-    done = here("dead", "redrive", "--all", "--dry-run", "--json", *url)
-    assert json.loads(done.stdout)["total"] == 0
     source = ("--source", "consumer:billing")
     done = here("dead", "redrive", "--all", "--json", *source, *url)
     assert json.loads(done.stdout)["queued"] == 3, done.stderr
     write(house.url)
     assert here("consume", "bills:billing", "--once").stdout.startswith("3 handled")
+
+
+def bury_in_both(house: House, here: Here) -> str:
+    """Three dead letters of a consumer and one of the outbox; returns the id of the last."""
+    write(house.url, bad=(0, 1, 2))
+    send(*(note(n) for n in range(3)), *(note(n, key=None) for n in (1, 2)))
+    here("consume", "bills:billing", "--once")
+    id = house.publish("poison")
+    refuse = ("--broker", "call:receivers:refuse_poison")
+    here("relay", "--once", *refuse, "--database", house.url)
+    return id
+
+
+def test_a_redrive_covers_every_source(house: House, here: Here) -> None:
+    """`dead redrive` sends what `dead list` shows: letters of the relay and of consumers."""
+    url = ("--database", house.url)
+    id = bury_in_both(house, here)
+    assert len(json.loads(here("dead", "list", "--json", *url).stdout)) == 4
+    done = here("dead", "redrive", "--all", "--dry-run", *url)
+    assert "4 messages; nothing was changed." in done.stdout, done.stderr
+    assert "consumer:billing" in done.stdout
+    done = here("dead", "redrive", "--error-code", "RuntimeError", "--json", *url)
+    told = json.loads(done.stdout)
+    assert (told["total"], told["queued"]) == (3, 3), done.stderr
+    assert "source" not in told["wish"]
+    told = json.loads(here("dead", "redrive", "--all", "--json", *url).stdout)
+    assert (told["total"], told["queued"]) == (1, 1)
+    write(house.url)
+    # The two behind the first of the key come with it.
+    assert here("consume", "bills:billing", "--once").stdout.startswith("5 handled")
+    resolved = json.loads(here("dead", "list", "--state", "resolved", "--json", *url).stdout)
+    assert [each["source"] for each in resolved] == ["consumer:billing"] * 3
+    queued = json.loads(here("dead", "list", "--state", "queued", "--json", *url).stdout)
+    assert [(each["id"], each["source"]) for each in queued] == [(id, "outbox")]
+
+
+def test_a_redrive_of_nothing_is_a_refusal(house: House, here: Here) -> None:
+    url = ("--database", house.url)
+    bury_in_both(house, here)
+    for words in (
+        ("dead", "redrive", "--topic", "elsewhere"),
+        ("dead", "redrive", "--source", "consumer:billing", "--type", "none"),
+        ("messages", "replay", "--since", "2h", "--topic", "elsewhere"),
+    ):
+        dry = here(*words, "--dry-run", "--json", *url)
+        assert (dry.returncode, json.loads(dry.stdout)["total"]) == (1, 0), words
+        done = here(*words, *url)
+        assert done.returncode == 1, (words, done.stdout)
+        assert "match" in done.stderr
+    assert json.loads(here("jobs", "list", "--json", *url).stdout) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("redrive", "--all"),
+        ("show", "ID"),
+        ("retry", "ID"),
+        ("discard", "ID", "--reason", "x"),
+    ],
+)
+def test_an_unknown_source_is_refused(house: House, here: Here, words: tuple[str, ...]) -> None:
+    id = bury_in_both(house, here)
+    words = tuple(id if word == "ID" else word for word in words)
+    done = here("dead", *words, "--source", "billing", "--database", house.url)
+    assert done.returncode == 2, done.stdout
+    assert "did you mean consumer:billing?" in done.stderr
+    done = here("dead", *words, "--source", "consumer:mailing", "--database", house.url)
+    assert done.returncode == 2, done.stdout
+    assert "known sources: consumer:billing, outbox" in done.stderr
+    assert len(json.loads(here("dead", "list", "--json", "--database", house.url).stdout)) == 4
 
 
 @pytest.mark.parametrize(
@@ -222,3 +293,20 @@ def test_all_that_waits_is_read_however_much_it_is(
     said = json.loads(done.stdout)
     assert said["read"][where] == (20 if where == "pending" else 21)
     assert (done.returncode, said["ok"], said["unreadable"]) == (1, False, 1)
+
+
+def test_a_remedy_for_a_database_that_is_not_configured_names_the_option(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL stands in the consumer's code or in an option: `postroom db install` alone fails."""
+    url = f"sqlite:///{tmp_path}/empty.db"
+    (tmp_path / "empty.db").touch()
+    write(url)
+    commands = [("consume", "bills:billing", "--once"), ("db", "check", "--database", url)]
+    for command in commands:
+        done = here(*command)
+        assert "run `postroom db install --database …`" in done.stdout + done.stderr
+    monkeypatch.setenv("POSTROOM_DATABASE_URL", url)
+    for command in commands:
+        done = here(*command)
+        assert "run `postroom db install`" in done.stdout + done.stderr

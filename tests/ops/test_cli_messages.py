@@ -29,7 +29,14 @@ def test_a_dead_letter_holds_its_key_until_it_is_retried(here: Here, database_ur
     )
 
     drained = said(here, "relay", "--once", *url, "--broker", "call:receivers:refuse_poison")
-    assert drained == {"delivered": 1, "held": 0, "dead": 1, "lanes_elsewhere": 0}
+    assert drained == {
+        "delivered": 1,
+        "held": 0,
+        "dead": 1,
+        "waiting": 0,
+        "waits_for": [],
+        "lanes_elsewhere": 0,
+    }
     assert arrived() == [OTHER]
 
     state = said(here, "status", *url)
@@ -42,7 +49,11 @@ def test_a_dead_letter_holds_its_key_until_it_is_retried(here: Here, database_ur
     assert said(here, "messages", "show", poison, *url)["state"] == "aborted"
     assert said(here, "messages", "show", behind, *url)["state"] == "pending"
 
+    assert said(here, "dead", "show", poison, *url)["retried_at"] is None
     done = said(here, "dead", "retry", poison, "--reason", "mended", *url)
+    retried = said(here, "dead", "show", poison, *url)
+    assert retried["retried_at"] > retried["died_at"]
+    assert retried["retried_at"] in here("dead", "show", poison, *url).stdout
     assert done == {"id": poison, "state": "queued", "in_order": True}
     again = here("dead", "retry", poison, *url)
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)

@@ -2,13 +2,17 @@
 
 import asyncio
 import datetime as dt
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import receivers
 from commands import Here
 from counter import publish, refused, said
+from house_tools import House
 
+from helpers import eventually
 from postroom import Draft
 from postroom.ops.search import Wanted, search
 
@@ -27,7 +31,7 @@ def one(what: str, key: str | None, **more: Any) -> Draft:
 
 @pytest.fixture
 def everywhere(here: Here, database_url: str) -> dict[str, str]:
-    """A message of every state, by its state."""
+    """A message in every place, by the word for it."""
     url = ("--database", database_url)
     delivered, dead, held = publish(
         database_url,
@@ -44,35 +48,74 @@ def everywhere(here: Here, database_url: str) -> dict[str, str]:
     )
     said(here, "messages", "cancel", cancelled, "--reason", "typo", *url)
     return {
-        "pending": pending,
+        "outbox": pending,
         "held": held,
         "delayed": delayed,
-        "delivered": delivered,
+        "archive": delivered,
         "dead": dead,
         "discarded": cancelled,
     }
 
 
 def found(here: Here, *arguments: str) -> set[tuple[str, str]]:
-    return {(message["state"], message["id"]) for message in said(here, "messages", *arguments)}
+    return {(message["place"], message["id"]) for message in said(here, "messages", *arguments)}
 
 
 def test_list_shows_what_waits(here: Here, database_url: str, everywhere: dict[str, str]) -> None:
     url = ("--database", database_url)
-    waiting = {(s, everywhere[s]) for s in ("pending", "held", "delayed")}
+    waiting = {(place, everywhere[place]) for place in ("outbox", "held", "delayed")}
     assert found(here, "list", *url) == waiting
-    for state, id in everywhere.items():
-        assert found(here, "list", "--state", state, *url) == {(state, id)}
+    for place, id in everywhere.items():
+        word = {"archive": "delivered"}.get(place, place)
+        if word != "outbox":  # the old words still mean what they meant
+            assert found(here, "list", "--state", word, *url) == {(place, id)}
     both = ("--state", "dead", "--state", "delivered")
-    assert {state for state, _ in found(here, "list", *both, *url)} == {"dead", "delivered"}
+    assert {place for place, _ in found(here, "list", *both, *url)} == {"dead", "archive"}
     assert found(here, "list", "--topic", "notes", "--key", "c", *url) == {
-        ("pending", everywhere["pending"])
+        ("outbox", everywhere["outbox"])
     }
     assert found(here, "list", "--topic", "other", *url) == set()
     assert len(said(here, "messages", "list", "--limit", "1", *url)) == 1
     shown = here("messages", "list", *url)
-    assert all(everywhere[state] in shown.stdout for state in ("pending", "held", "delayed"))
+    assert all(everywhere[state] in shown.stdout for state in ("outbox", "held", "delayed"))
     assert "Nothing found." in here("messages", "list", "--topic", "other", *url).stdout
+
+
+def test_the_five_states(here: Here, database_url: str, everywhere: dict[str, str]) -> None:
+    """`list` and `show` use the same words: pending, sending, succeeded, failed and aborted."""
+    url, house = ("--database", database_url), House(database_url)
+    (failed,) = publish(database_url, one("late", "f", deliver_at=None))
+    house.sql(
+        "INSERT INTO {p}held (lane, position, id, topic, {key}, type, content_type, payload, size,"
+        " attempts, created_at, next_attempt_at) SELECT lane, position, id, topic, {key}, type,"
+        " content_type, payload, size, 2, created_at, created_at FROM {p}outbox WHERE id = %s",
+        failed,
+    )
+    house.sql("DELETE FROM {p}outbox WHERE id = %s", failed)
+    (sent,) = publish(database_url, one("sent", "g"))
+    ((lane, position),) = house.sql("SELECT lane, position FROM {p}outbox WHERE id = %s", sent)
+    house.sql("UPDATE {p}lane SET owner = 'w' WHERE lane = %s", lane)
+    house.sql(
+        "INSERT INTO {p}lane_batch (lane, incarnation, batch, lo, hi, messages, alone)"
+        " VALUES (%s, 'w', 1, %s, %s, 1, false)",
+        *(lane, position, position),
+    )
+    house.close()
+    expected = {
+        "pending": {everywhere["outbox"], everywhere["held"], everywhere["delayed"]},
+        "sending": {sent},
+        "succeeded": {everywhere["archive"]},
+        "failed": {failed},
+        "aborted": {everywhere["dead"], everywhere["discarded"]},
+    }
+    for state, ids in expected.items():
+        listed = said(here, "messages", "list", "--state", state, *url)
+        assert {message["id"] for message in listed} == ids, state
+        assert {message["state"] for message in listed} == {state}
+        for id in ids:
+            assert said(here, "messages", "show", id, *url)["state"] == state
+    waiting = expected["pending"] | expected["sending"] | expected["failed"]
+    assert {message["id"] for message in said(here, "messages", "list", *url)} == waiting
 
 
 @pytest.mark.parametrize(
@@ -80,12 +123,12 @@ def test_list_shows_what_waits(here: Here, database_url: str, everywhere: dict[s
     [
         (("--type", "poison.v1"), {"dead"}),
         (("--key", "b"), {"dead", "held"}),
-        (("--aggregate-id", "17"), {"delivered"}),
-        (("--aggregate-type", "order"), {"delivered"}),
+        (("--aggregate-id", "17"), {"archive"}),
+        (("--aggregate-type", "order"), {"archive"}),
         (("--error-code", "unreadable"), {"dead"}),
-        (("Grüße",), {"pending", "held", "delayed", "delivered", "dead", "discarded"}),
+        (("Grüße",), {"outbox", "held", "delayed", "archive", "dead", "discarded"}),
         (('"is":"held"',), {"held"}),
-        (("--since", "1h"), {"pending", "held", "delayed", "delivered", "dead", "discarded"}),
+        (("--since", "1h"), {"outbox", "held", "delayed", "archive", "dead", "discarded"}),
         (("--until", "1h"), set()),
         (("--since", "2031-01-01"), set()),
         (("Grüße", "--state", "delayed"), {"delayed"}),
@@ -148,3 +191,33 @@ def test_wrong_input_of_search(
 ) -> None:
     publish(database_url)
     assert sentence in refused(here, code, "messages", *arguments, "--database", database_url)
+
+
+def test_expired_messages_are_listed_with_their_time(here: Here, database_url: str) -> None:
+    url = ("--database", database_url)
+    past = dt.datetime.now(dt.UTC) - dt.timedelta(minutes=1)
+    late, _ = publish(database_url, one("late", "a", expires_at=past), one("good", "a"))
+    said(here, "relay", "--once", *url, "--broker", "call:receivers:refuse_poison")
+    (listed,) = said(here, "messages", "list", "--state", "expired", *url)
+    assert (listed["id"], listed["place"], listed["error_code"]) == (late, "expired", "expired")
+    assert listed["state"] == said(here, "messages", "show", late, *url)["state"] == "aborted"
+    assert dt.datetime.fromisoformat(listed["at"]) > past
+    assert said(here, "messages", "list", "--state", "resolved", *url) == []
+
+
+def test_a_drain_tells_what_waits_and_for_what(here: Here, database_url: str) -> None:
+    url = ("--database", database_url)
+    publish(database_url, one("note", "a"), one("note", "a"), one("mail", "b", topic="mails"))
+    once = ("relay", "--once", *url, "--config", "routes.toml")
+    Path("routes.toml").write_text('[relay.routes]\nmails = "call:receivers:refuse_poison"\n')
+    done = here(*once)
+    assert done.returncode == 1
+    assert done.stdout == (
+        "1 delivered, 0 held for another try, 0 dead; 2 wait: topic notes is down.\n"
+    )
+    # A drain reads a waiting message again only after a moment, so not every drain counts it.
+    document = eventually(
+        lambda: (found := json.loads(here(*once, "--json").stdout))["waiting"] and found
+    )
+    assert (document["delivered"], document["waiting"]) == (0, 2)
+    assert document["waits_for"] == ["topic notes"]

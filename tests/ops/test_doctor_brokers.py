@@ -1,6 +1,7 @@
 """`postroom doctor` and brokers: what they may bring again after consumers have forgotten it."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -127,3 +128,25 @@ async def test_without_topics_the_topology_is_not_said_to_be_well(
 ) -> None:
     found = about(nats_server.url, await told(house, Routes((), nats_server.url), "topology"))
     assert found == [("ok", "BROKER: topology not looked at: no topics known")]
+
+
+async def test_topics_of_consumers_are_compared_and_the_remedy_is_an_instruction(
+    house: House, nats_server: NatsServer
+) -> None:
+    """A database that only receives has no topics of its own: those its consumers recorded."""
+    url, topic, missing = nats_server.url, f"orders{new_id()}", f"missing{new_id()}"
+    house.sql(
+        "INSERT INTO {p}consumer (name, broker, topics) VALUES ('billing', %s, %s)",
+        *(redact_url(url), json.dumps([topic, missing])),
+    )
+    async with await nats.connect(url) as client:
+        await client.jetstream().add_stream(name=topic, subjects=[topic], max_age=90 * DAY_SECONDS)
+        checks = await examine(house.url, SETTINGS, Routes((), url), Limits(ping_seconds=20))
+        await client.jetstream().delete_stream(topic)
+    remedies = {check.remedy for check in checks if check.name == "inbox" and check.level != "ok"}
+    assert remedies == {
+        f"max_age of NATS's stream of {missing} must be below keep_inbox_seconds (30 d)",
+        f"max_age of NATS's stream of {topic} must be below keep_inbox_seconds (30 d): lower it, "
+        "or raise keep_inbox_seconds",
+    }
+    assert not any("no topics known" in check.text for check in checks if check.name == "inbox")

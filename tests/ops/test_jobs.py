@@ -1,6 +1,7 @@
 """`dead redrive`, `messages replay`, `jobs`: many messages sent again by a worker that may die."""
 
 import asyncio
+import datetime as dt
 import json
 import os
 import signal
@@ -59,8 +60,9 @@ def test_a_redrive_from_the_count_to_the_end(here: Here, database_url: str) -> N
     wish = ("--type", "poison.v1")
     counted = said(here, "dead", "redrive", *wish, "--dry-run", *url)
     group = {"topic": "notes", "type": "poison.v1", "error_code": "unreadable", "count": 12}
+    group["source"] = "outbox"
     assert counted == {"total": 12, "groups": [group]}
-    assert said(here, "dead", "redrive", "--topic", "other", "--dry-run", *url)["total"] == 0
+    assert "0 messages" in here("dead", "redrive", "--topic", "other", "--dry-run", *url).stdout
     assert len(said(here, "dead", "list", *url)) == 12, "a dry run changes nothing"
 
     with relaying(database_url):
@@ -75,7 +77,8 @@ def test_a_redrive_from_the_count_to_the_end(here: Here, database_url: str) -> N
     assert listed["job"] == told["job"]
     assert told["job"] in here("jobs", "list", *url).stdout
     what = [(row[1], row[2]) for row in audited(database_url)]
-    assert what == [("redrive.begin", told["job"]), ("redrive.done", told["job"])]
+    done = [("redrive.begin", told["job"]), ("redrive.done", told["job"])]
+    assert [each for each in what if each[0] != "relay.rebind"] == done
 
 
 def test_a_canary_that_dies_again_stops_the_job(here: Here, database_url: str) -> None:
@@ -246,7 +249,25 @@ def test_a_replay_of_what_was_delivered(here: Here, database_url: str) -> None:
         eventually(lambda: len(receivers.received) == 4, 60)
         assert {m.topic for m in receivers.received} == {"notes.again"}
         assert {m.broker_id.removeprefix(m.id) for m in receivers.received} == {":r2"}
-        assert said(here, *replay, "--until", "1d", "--dry-run", *url)["total"] == 0
+        assert "0 messages" in here(*replay, "--until", "1d", "--dry-run", *url).stdout
+
+
+def test_a_message_with_several_deliveries_is_replayed_once(here: Here, database_url: str) -> None:
+    url, house = ("--database", database_url), House(database_url)
+    (id,) = publish(database_url, draft("1", key="k"))
+    replay = ("messages", "replay", "--since", "3d", "--topic", "notes")
+    with relaying(database_url):
+        eventually(lambda: house.sql("SELECT 1 FROM {p}archive"), 60)
+        yesterday = (dt.datetime.now(dt.UTC) - dt.timedelta(days=1)).date().isoformat()
+        house.sql("UPDATE {p}archive SET day = %s", yesterday)
+        said(here, *replay, *url)
+        eventually(lambda: len(house.sql("SELECT 1 FROM {p}archive")) == 2, 60)
+        assert said(here, *replay, "--dry-run", *url)["total"] == 1
+        assert said(here, *replay, *url)["queued"] == 1
+        eventually(lambda: len(receivers.received) == 3, 60)
+        eventually(lambda: house.sql("SELECT count(*) FROM {p}outbox")[0][0] == 0, 60)
+    assert [m.broker_id.removeprefix(id) for m in receivers.received] == ["", ":r1", ":r2"]
+    house.close()
 
 
 JOB = "00000000-0000-4000-8000-00000000000a"
@@ -276,7 +297,8 @@ def test_wrong_input_of_jobs(
 
 
 def test_a_replay_is_not_resumed_as_a_redrive(here: Here, database_url: str) -> None:
-    publish(database_url)
+    publish(database_url, draft("one"))
+    said(here, "relay", "--once", "--broker", "call:receivers:take", "--database", database_url)
     job = asyncio.run(jobs.begin(database_url, "replay", jobs.Wish(since=1), why=None))
     sentence = refused(here, 1, "dead", "redrive", "--resume", job.id, "--database", database_url)
     assert "is a replay, not a redrive" in sentence

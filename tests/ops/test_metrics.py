@@ -195,7 +195,8 @@ for n in range(3):
             time.sleep(0.05 * n)
             signals.emit("outbox.measured", incarnation=str(n), pending=100 + n,
                          oldest_pending_seconds=1.0, held=0, held_keys=0, blocked_keys=0, delayed=0,
-                         dead=0, lanes_unowned=0, oldest_open_publisher_seconds=None)
+                         dead=0, lanes_unowned=0, workers_silent=0,
+                         oldest_open_publisher_seconds=None)
         if sys.argv[1] == "over" and n == 1:
             signals.emit("outbox.unmeasured", incarnation="1")
         os._exit(0)

@@ -230,7 +230,7 @@ async def test_a_relay_shows_and_keeps_nothing_secret_of_a_brokers_url(
         async with relay:
             await eventually_async(lambda: relay.report()["destinations"], 30)
             adapter = relay.sender.adapter("orders")
-            report = json.dumps([relay.report(), relay.sender.brokers_down(), adapter])
+            report = json.dumps([relay.report(), relay.sender.destinations.brokers_down(), adapter])
     finally:
         stop()
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:

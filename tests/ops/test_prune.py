@@ -58,6 +58,11 @@ def fill(here: Here, house: House) -> None:
             name,
             at,
         )
+        house.sql(
+            "INSERT INTO {p}consumer (name, broker, topics, seen_at) VALUES (%s, 'b', '[]', %s)",
+            name,
+            at,
+        )
     for state, at in (("done", old), ("running", old), ("stopped", house.ago(60))):
         job = new_id()
         house.sql(
@@ -94,17 +99,17 @@ def _age_archive(house: House) -> None:
 
 def counts(house: House) -> dict[str, int]:
     tables = ("archive", "dedup", "dead_letter", "inbox", "job", "job_item", "worker",
-              "idempotency_key")  # fmt: skip
+              "idempotency_key", "consumer")  # fmt: skip
     return {table: house.count(table) for table in tables}
 
 
 BEFORE = {
     "archive": 2, "dedup": 2, "dead_letter": 3, "inbox": 2, "job": 3, "job_item": 9, "worker": 2,
-    "idempotency_key": 4,
+    "idempotency_key": 4, "consumer": 2,
 }  # fmt: skip
 AFTER = {
     "archive": 1, "dedup": 1, "dead_letter": 2, "inbox": 1, "job": 2, "job_item": 6, "worker": 1,
-    "idempotency_key": 3,
+    "idempotency_key": 3, "consumer": 1,
 }  # fmt: skip
 
 

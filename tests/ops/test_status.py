@@ -26,10 +26,11 @@ from rich.console import Console
 from helpers import eventually_async
 from postroom.brokers import memory
 from postroom.brokers.base import Permanent, Transient
-from postroom.ops import actions, screen
+from postroom.ops import actions, screen, status
 from postroom.ops.status import Rates
 from postroom.ops.watch import Frame, frames
 from postroom.outbox.relay import Relay
+from postroom.outbox.rules import Breaker
 from servers import MariaDBServer, PostgresServer
 
 QUICK: dict[str, Any] = {"lease_seconds": 6, "send_timeout_seconds": 1, "poll_max_seconds": 0.05}
@@ -71,7 +72,7 @@ async def test_a_destination_that_is_down_is_seen(house: House) -> None:
     broker = memory.broker(house.name)
     broker.fail(lambda m: True, DOWN, times=None)
     async with Relay(house.url, f"memory://{house.name}", name="mail-1", **QUICK) as relay:
-        await asyncio.to_thread(house.publish, "x", key="a")
+        id = await asyncio.to_thread(house.publish, "x", key="a")
 
         async def down() -> list[dict[str, Any]]:
             return (await actions.status(house.url))["destinations"]
@@ -80,7 +81,12 @@ async def test_a_destination_that_is_down_is_seen(house: House) -> None:
         assert (seen["worker"], seen["error_code"]) == ("mail-1", "ConnectionRefused")
         assert seen["name"] == f"memory://{house.name}"
         assert seen["error"] == "nobody listens"
-        assert 0 <= seen["retry_in_seconds"] <= 60
+        assert 0 <= seen["retry_in_seconds"] <= 5
+        shown = await actions.message(house.url, id)
+        assert (
+            shown["waits_for"]
+            == f"memory://{house.name} is down, ConnectionRefused: nobody listens"
+        )
         broker.clear()
         await eventually_async(lambda: relay.tally.delivered == 1)
 
@@ -88,6 +94,21 @@ async def test_a_destination_that_is_down_is_seen(house: House) -> None:
             return not await down()
 
         await eventually_async(up, retry=())
+        assert "waits_for" not in await actions.message(house.url, id)
+
+
+def test_the_next_try_is_counted_from_the_report_and_not_from_the_limit_of_a_probe() -> None:
+    breaker = Breaker(first_seconds=2, probe_seconds=15)
+    breaker.failed(0, "down", "no", lambda: 1.0)
+    assert breaker.seconds_left(0.5) == 1.5
+    breaker.admits(2)
+    assert breaker.seconds_left(3) == 0
+    down = {"name": "topic a", "error_code": "down", "error": "no", "retry_in_seconds": 1.5}
+    worker = {"name": "mail-1", "seen_seconds_ago": 1.0, "report": {"destinations": [down]}}
+    assert status._destinations([worker]) == [{"worker": "mail-1", **down, "retry_in_seconds": 0.5}]
+    state = {"destinations": [down], "routes": None}
+    assert status.waits_for(state, "a") == "topic a is down, down: no"
+    assert status.waits_for(state, "b") is None
 
 
 async def test_a_delayed_message_that_is_due_counts(house: House) -> None:
@@ -305,10 +326,23 @@ def test_wrong_input_is_one_sentence(
 # ── how it looks ───────────────────────────────────────────────────────────────────────────────
 
 
+def consumers(count: int) -> list[dict[str, Any]]:
+    """Consumers in trouble: not alive, without a broker, with keys behind dead letters."""
+    return [
+        {"consumer": f"[red]billing-{n}", "alive": n % 2, "seen_seconds_ago": 3.0 + 40 * n,
+         "received_per_second": 12.0, "handled_per_second": 1_234.5, "waiting": 40, "dead": 2,
+         "held_keys": 10_000, "blocked_keys": 2, "lag": None if n else 123_456,
+         "trouble": "broker: no answer within 10 s " * 5,
+         "sources": [{"source": f"orders-{p}", "worker": "w"} for p in range(8)]}
+        for n in range(count)
+    ]  # fmt: skip
+
+
 def busy(workers: int, destinations: int) -> dict[str, Any]:
     """A bad day: many workers, many destinations down, names that look like markup."""
     return {
-        "pending": 10_000, "held": 812, "delayed": 30, "dead": 3, "count_limit": 10_000,
+        "published": True, "consumers": consumers(destinations), "pending": 10_000,
+        "held": 812, "delayed": 30, "dead": 3, "count_limit": 10_000,
         "oldest_pending_seconds": 12.3, "oldest_held_seconds": 7_300.0,
         "overdue_delayed_seconds": 1.0, "held_keys": 40, "blocked_keys": 3,
         "lanes": [
@@ -318,7 +352,7 @@ def busy(workers: int, destinations: int) -> dict[str, Any]:
         ],
         "workers": [
             {"incarnation": f"w{n}", "name": f"[red]mail-{n}", "seen_seconds_ago": 0.4 + 20 * n,
-             "report": {"in_flight": 120, "delivered": 1_234_567}}
+             "kind": "relay", "report": {"in_flight": 120, "delivered": 1_234_567}}
             for n in range(workers)
         ],
         "destinations": [
@@ -354,6 +388,9 @@ def test_a_screen_fits(rows: int, columns: int, workers: int, destinations: int)
         assert "paused: lanes 7" in text
         if destinations:
             assert "nats://broker-0:4222" in text
+            assert "[red]b" in text
+            assert "123,456" in text
+            assert "10,000+" in text
         if workers == 40:
             assert "more" in text
 
@@ -366,12 +403,17 @@ def test_what_others_say_does_nothing_to_a_terminal() -> None:
         "name": f"broker {odd}", "worker": f"teller {odd}", "error": f"text {odd}",
     }  # fmt: skip
     state["lanes"][0]["owner_name"] = f"owner {odd}"
+    state["consumers"][0] |= {"consumer": f"consumer {odd}", "trouble": f"trouble {odd}"}
+    state["consumers"][0]["sources"] = [{"source": f"source {odd}", "worker": "w"}]
     about: dict[str, Any] = {"title": "t", "rates": {"delivered_per_second": 1.0}, "backlog": [1]}
     for shown, owners in (
-        (screen.page(state), ("worker", "broker", "teller", "text", "owner")),
+        (
+            screen.page(state),
+            *[("worker", "broker", "teller", "text", "owner", "consumer", "trouble", "source")],
+        ),
         (
             screen.screen(state, **about, height=60, error=f"outage {odd}"),
-            ("worker", "broker", "teller", "text", "outage"),
+            ("worker", "broker", "teller", "text", "outage", "consumer", "trouble", "source"),
         ),
     ):
         console = Console(width=300, file=io.StringIO(), color_system=None)

@@ -242,6 +242,12 @@ DEFECTS: dict[str, tuple[set[str], Callable[[House], Any]]] = {
         {"two_places", "decided_and_pending"}, lambda h: _copy_to_outbox(h, "held")
     ),
     "two letters for one position": ({"two_letters"}, _second_letter),
+    "one id for two contents": (
+        {"reused_ids"},
+        lambda h: h.sql("UPDATE {p}outbox SET id = (SELECT min(CAST(id AS CHAR(36)))"
+                        " FROM {p}archive)" if h.dialect != "postgresql" else
+                        "UPDATE {p}outbox SET id = (SELECT id FROM {p}archive LIMIT 1)"),
+    ),
     "overdue while owned": ({"overdue"}, _own_lanes),
     "positions beyond the sequence": ({"positions"}, _rewind),
 }  # fmt: skip

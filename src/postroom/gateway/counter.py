@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 
 from postroom import failpoints
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
+from postroom.databases.schema import remedy
 from postroom.errors import SchemaError, Unreachable
 from postroom.flow import Flow, Rows, Statement
 from postroom.ledger import store
@@ -56,7 +57,7 @@ class Counter:
         if found < SCHEMA_VERSION:
             raise SchemaError(
                 f"the tables in {self.target} are of version {found}, the gateway needs version "
-                f"{SCHEMA_VERSION}: run `postroom db upgrade`."
+                f"{SCHEMA_VERSION}: {remedy(found, SCHEMA_VERSION)}."
             )
 
     async def close(self) -> None:

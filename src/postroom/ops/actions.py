@@ -11,14 +11,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from postroom import audit
+from postroom.audit import operator
 from postroom.dead_letters import store as letters
 from postroom.errors import ConfigurationError, Refused
 from postroom.messages import LANES
 from postroom.ops import repairs
-from postroom.ops.desk import checked_id, checked_reason, desk, operator, readable
-from postroom.ops.status import look
+from postroom.ops.desk import checked_id, checked_reason, checked_source, desk, readable
+from postroom.ops.states import observed
+from postroom.ops.status import look, waits_for
 
 __all__ = [
+    "audit_list",
     "cancel",
     "dead_list",
     "dead_show",
@@ -48,20 +52,8 @@ _LETTER_FIELDS = (
 )
 _LETTER_MORE = (
     *("aggregate_type", "aggregate_id", "content_type", "headers", "payload", "history", "note"),
-    *("lane", "position", "created_at"),
+    *("lane", "position", "created_at", "retried_at"),
 )
-# The observable state of a message by the table it is in.
-_STATES = {
-    "outbox": "pending",
-    "delayed": "pending",
-    "held": "pending",
-    "blocked": "aborted",
-    "archive": "succeeded",
-    "dead": "aborted",
-    "queued": "pending",
-    "resolved": "aborted",
-    "discarded": "aborted",
-}
 # Where a message is in two tables, the first of these tells its state.
 _TELLING = ("archive", "outbox", "delayed", "held", "blocked", "dead", "queued", "discarded")
 
@@ -82,16 +74,16 @@ async def message(url: str, id: str) -> dict[str, Any]:
         if not found:
             raise Refused(f"there is no message {id}: never committed, or delivered and pruned.")
         told = found[0]
-        told["state"] = _STATES[told["place"]]
-        if told["place"] == "held" and told["attempts"]:
-            told["state"] = "failed"
-        if told["place"] == "resolved" and told["error_code"] != "expired":
-            told["state"] = "succeeded"
-        if told["place"] in ("outbox", "held") and await link.query(
-            ROOM, "sending", lane=told["lane"], position=told["position"]
-        ):
-            told["state"] = "sending"
-    return {"id": id, **readable(told)}
+        sending = await link.query(ROOM, "sending", lane=told["lane"], position=told["position"])
+        told["state"] = observed(
+            told["place"],
+            attempts=told["attempts"],
+            error_code=told["error_code"],
+            sending=bool(sending),
+        )
+        waiting = told["place"] in ("outbox", "held")
+        why = waits_for(await look(link), told["topic"]) if waiting else None
+    return {"id": id, **readable(told), **({"waits_for": why} if why else {})}
 
 
 async def dead_list(
@@ -99,6 +91,7 @@ async def dead_list(
 ) -> list[dict[str, Any]]:
     """Dead letters, newest first; of all sources unless told."""
     async with desk(url) as link:
+        await checked_source(link, source)
         found = await link.query(letters.ROOM, "list", state=state, rows=rows, source=source)
     return [readable(dict(zip(_LETTER_FIELDS, row, strict=True))) for row in found]
 
@@ -107,6 +100,7 @@ async def dead_show(url: str, id: str, *, source: str | None = None) -> dict[str
     """One dead letter with its payload and all its attempts."""
     id = checked_id(id)
     async with desk(url) as link:
+        await checked_source(link, source)
         found = await link.query(letters.ROOM, "show", id=id, source=source)
     if not found:
         raise Refused(f"there is no dead letter {id}; `postroom dead list` shows them.")
@@ -119,6 +113,7 @@ async def retry(
     """Send a dead letter again, to where it died."""
     id = checked_id(id)
     async with desk(url) as link:
+        await checked_source(link, source)
         return await link.transact(letters.retry(id, who=operator(), why=why, source=source))
 
 
@@ -126,6 +121,7 @@ async def discard(url: str, id: str, *, why: str, source: str | None = None) -> 
     """Give a dead letter up."""
     id, why = checked_id(id), checked_reason(why)
     async with desk(url) as link:
+        await checked_source(link, source)
         return await link.transact(letters.discard(id, who=operator(), why=why, source=source))
 
 
@@ -134,6 +130,36 @@ async def cancel(url: str, id: str, *, why: str) -> repairs.Cancelled:
     id, why = checked_id(id), checked_reason(why)
     async with desk(url) as link:
         return await link.transact(repairs.cancel(id, who=operator(), why=why))
+
+
+async def audit_list(
+    url: str,
+    *,
+    who: str | None = None,
+    what: str | None = None,
+    subject: str | None = None,
+    since: int | None = None,
+    until: int | None = None,
+    before: int | None = None,
+    rows: int = 100,
+) -> list[dict[str, Any]]:
+    """Audit entries, newest first. Times are microseconds; `before` is an entry's number."""
+    async with desk(url) as link:
+        found = await link.transact(
+            audit.entries(
+                who=who,
+                what=what,
+                subject=subject,
+                since=since,
+                until=until,
+                before=before,
+                rows=rows,
+            )
+        )
+    return [
+        readable({"entry": id, "at": at, "who": who, "what": what, "subject": subject, "why": why})
+        for id, at, who, what, subject, why in found
+    ]
 
 
 # ── lanes ──────────────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ import typer
 
 from postroom.errors import ConfigurationError, PostroomError, Unreachable
 from postroom.ops import (
+    cli_audit,
     cli_consume,
     cli_db,
     cli_gateway,
@@ -36,12 +37,13 @@ from postroom.ops.cli_common import (
     Console,
     DatabaseOption,
     JsonOption,
+    localized,
     run,
     shown,
 )
 from postroom.signals import redact
 
-__all__ = ["app", "main"]
+__all__ = ["app", "command", "main"]
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -66,6 +68,7 @@ app.add_typer(cli_jobs.jobs, name="jobs")
 app.add_typer(cli_inbox.inbox, name="inbox")
 app.add_typer(cli_keys.keys, name="keys")
 app.add_typer(cli_ledger.ledger, name="ledger")
+app.add_typer(cli_audit.audit, name="audit")
 app.command("gateway")(cli_gateway.gateway)
 
 
@@ -106,6 +109,25 @@ def demo() -> None:
         raise typer.Exit(EXIT_REFUSED)
 
 
+def command() -> Any:
+    """Return the whole command line, with flags shown as flags.
+
+    Typer 0.29 shows `--json <bool>` in its help, which reads as if a flag took a value.
+    """
+    found = typer.main.get_command(app)
+    _show_flags(found)
+    return found
+
+
+def _show_flags(found: Any) -> None:
+    params = found.get_params(found.context_class(found))  # with --help
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    for inner in getattr(found, "commands", {}).values():
+        _show_flags(inner)
+
+
 def main(
     arguments: Sequence[str] | None = None,
     *,
@@ -118,7 +140,7 @@ def main(
     the `name` people call them by, and its settings as `base`.
     """
     try:
-        code = app(
+        code = command()(
             list(arguments) if arguments is not None else None,
             prog_name=name,
             standalone_mode=False,
@@ -140,7 +162,8 @@ def _fail(error: Exception) -> int:
         print(redact(traceback.format_exc()), file=sys.stderr)
     sentence, code = _explain(error)
     if sentence:
-        print("postroom: " + shown(redact(" ".join(sentence.split()))), file=sys.stderr)
+        said = localized(" ".join(sentence.split()))
+        print("postroom: " + shown(redact(said)), file=sys.stderr)
     return code
 
 

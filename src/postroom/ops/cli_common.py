@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+
+from postroom import framework
+from postroom.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from postroom.config import Settings
@@ -30,11 +34,15 @@ __all__ = [
     "NeededReasonOption",
     "ReasonOption",
     "in_json",
+    "localized",
     "run",
     "shown",
 ]
 
 T = TypeVar("T")
+
+WIDE_COLUMNS = 100_000
+_NEEDS_DATABASE = re.compile("`postroom (db install|db upgrade|db grants|relay)`")
 
 # The colours of what needs a look, wherever it stands in a table.
 STYLES = {
@@ -49,6 +57,8 @@ STYLES = {
     "resolved": "green",
     "done": "green",
     "accepted": "cyan",
+    "sending": "cyan",
+    "aborted": "bold red",
     "succeeded": "green",
     "failed": "red",
     "unknown": "bold yellow",
@@ -139,6 +149,10 @@ class Console:
             print("\nattempts")
             columns = ("attempt", "at", "code", "error", "worker")
             self.table(None, columns, [[one.get(name) for name in columns] for one in history])
+        if where := (history[-1].get("where") if history else None):
+            print("\nthe last attempt failed in")
+            for place in where:
+                print(f"  {shown(place)}")
 
     def table(
         self, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]
@@ -148,23 +162,33 @@ class Console:
             print(in_json(document))
             return
         from rich.console import Console as Terminal
-        from rich.table import Table
-        from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in columns:
-            # An id is there to be copied, so it stays in one piece.
-            table.add_column(column, overflow="fold", no_wrap=column == "id")
-        for row in rows:
-            # As Text: a key or an error of somebody else's is never read as markup.
-            table.add_row(
-                *(
-                    Text("" if cell is None else shown(str(cell)), style=_style(column, cell))
-                    for column, cell in zip(columns, row, strict=True)
-                )
-            )
-        # What is read by no terminal is not folded to the width of one.
-        Terminal(width=None if sys.stdout.isatty() else 250).print(table)
+        from postroom.ops.listing import listing
+
+        cells = [["" if cell is None else shown(str(cell)) for cell in row] for row in rows]
+        # Output that no terminal reads is not folded to the width of one.
+        terminal = Terminal(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+        terminal.print(listing(columns, cells, terminal.width, _style))
+
+
+def localized(text: str) -> str:
+    """Return text with our commands as they work here: with `--database` if no URL is configured.
+
+    The URL may stand in an option, or in the code of a consumer, which other commands do not read.
+    """
+    needs = _NEEDS_DATABASE.search(text) and framework.present() is None
+    if needs and not _is_configured():
+        text = _NEEDS_DATABASE.sub(r"`postroom \1 --database …`", text)
+    return framework.localized(text)
+
+
+def _is_configured() -> bool:
+    from postroom.config import load
+
+    try:
+        return load().database_url is not None
+    except (ConfigurationError, OSError):
+        return True  # the file that cannot be read may hold it
 
 
 def shown(text: str) -> str:

@@ -137,4 +137,5 @@ class _Crew:
         return Health(
             tuple(f"{name}: {text}" for name, health in found for text in health.unhealthy),
             tuple(f"{name}: {text}" for name, health in found for text in health.unready),
+            tuple(f"{name}: {text}" for name, health in found for text in health.degraded),
         )

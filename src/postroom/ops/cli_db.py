@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postroom.ops.cli_common import ConfigOption, Console, DatabaseOption, JsonOption, run, shown
+from postroom.ops.cli_common import (
+    ConfigOption,
+    Console,
+    DatabaseOption,
+    JsonOption,
+    localized,
+    run,
+    shown,
+)
 
 if TYPE_CHECKING:
     from postroom.databases.migrate import Change
@@ -102,7 +110,7 @@ def check(
     safe = resolve(url).safe
     console.answer(
         {"database": safe, "ok": not problems, "problems": problems},
-        "\n".join(map(shown, problems)) or f"{safe}: everything is there.",
+        localized("\n".join(map(shown, problems))) or f"{safe}: everything is there.",
         lines=True,
     )
     if problems:

@@ -67,10 +67,11 @@ def gateway(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The simulation's dice.")] = None,
 ) -> None:
-    """Take orders over HTTP and place each of them once.
+    r"""Take orders over HTTP and place each of them once.
 
     POST /do/order with an Idempotency-Key; GET /do/order/KEY. Orders go out through the broker,
-    such as call:module:function. With --simulate nothing is needed but this command.
+    such as call:module:function. With --simulate no database, broker or settings are needed.
+    Needs Starlette and uvicorn: pip install 'postroom\[gateway]'.
     """
     console = Console.of(context, database=database, broker=broker, config=config)
     _check_options(context, console)

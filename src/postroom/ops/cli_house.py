@@ -16,6 +16,7 @@ from postroom.ops.cli_common import (
     DatabaseOption,
     JsonOption,
     in_json,
+    localized,
     run,
     shown,
 )
@@ -369,11 +370,10 @@ def _tell_checks(checks: list[Check]) -> None:
     for check in checks:
         remedy = f"; {check.remedy}" if check.remedy else ""
         style = _STYLES[check.level]
-        text = Text(shown(f"{check.text}{remedy}."))
+        text = Text(localized(shown(f"{check.text}{remedy}.")))
         table.add_row(Text(check.level, style=style), Text(check.name), text)
     terminal = Terminal(highlight=False)
     terminal.print(table)
     counts = {level: sum(check.level == level for check in checks) for level in _STYLES}
-    terminal.print(
-        Text(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['wrong']} wrong.")
-    )
+    warned = "1 warning" if counts["warning"] == 1 else f"{counts['warning']} warnings"
+    terminal.print(Text(f"{counts['ok']} ok, {warned}, {counts['wrong']} wrong."))

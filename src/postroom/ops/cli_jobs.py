@@ -125,11 +125,15 @@ def _tell_left_out(console: Console, count: int) -> None:
 
 def _tell_count(console: Console, groups: list[dict[str, Any]]) -> None:
     total = sum(group["count"] for group in groups)
-    columns = ("topic", "type", "error_code", "count")
+    columns = ["topic", "type", "error_code", "count"]
+    if any(group["source"] not in (None, "outbox") for group in groups):
+        columns.append("source")
     rows = [[group[name] for name in columns] for group in groups]
     console.table({"total": total, "groups": groups}, columns, rows)
     if not console.as_json:
         print(f"{total} messages; nothing was changed.")
+    if not total:
+        raise typer.Exit(1)
 
 
 @contextmanager

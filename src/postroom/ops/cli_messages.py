@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 SourceOption = Annotated[
     str | None,
-    typer.Option("--source", help="Where it died: 'outbox', or 'consumer:NAME'."),
+    typer.Option("--source", help="Died here only: 'outbox' or 'consumer:NAME'; else anywhere."),
 ]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID…", help="The messages' ids.")]
@@ -74,9 +74,13 @@ MostOption = Annotated[int | None, typer.Option("--limit", min=1, help="Most mes
 
 
 class MessageState(StrEnum):
-    """Where a message stands."""
+    """The five states of a message, and words for the places that narrow one further."""
 
     pending = "pending"
+    sending = "sending"
+    succeeded = "succeeded"
+    failed = "failed"
+    aborted = "aborted"
     held = "held"
     delayed = "delayed"
     delivered = "delivered"
@@ -84,6 +88,7 @@ class MessageState(StrEnum):
     queued = "queued"
     resolved = "resolved"
     discarded = "discarded"
+    expired = "expired"
 
 
 class State(StrEnum):
@@ -112,7 +117,12 @@ def show_message(
 
 StatesOption = Annotated[
     list[MessageState] | None,
-    typer.Option("--state", help="Where they stand; may be given more than once."),
+    typer.Option(
+        "--state",
+        metavar="STATE",
+        help="pending, sending, succeeded, failed or aborted; or where one is: held, delayed, "
+        "delivered, dead, queued, resolved, discarded, expired. May be given more than once.",
+    ),
 ]
 
 
@@ -129,7 +139,7 @@ def list_messages(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Messages that wait: pending, held and delayed, unless --state says others."""
+    """Messages that wait: pending, sending and failed, unless --state names others."""
     from postroom.ops.search import WAITING, Wanted
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
@@ -160,7 +170,8 @@ def find(
 ) -> None:
     """Look for messages everywhere, delivered ones and dead letters too."""
     from postroom.ops.desk import moment
-    from postroom.ops.search import STATES, Wanted
+    from postroom.ops.search import Wanted
+    from postroom.ops.states import OBSERVED
 
     console = Console.of(context, database=database, config=config, as_json=as_json)
     wanted = Wanted(
@@ -176,7 +187,7 @@ def find(
     )
     if wanted.is_empty:
         raise ConfigurationError("say what to look for: TEXT, --key, --topic, --type, --since …")
-    _search(console, wanted, [one.value for one in state or ()] or list(STATES), limit, scan)
+    _search(console, wanted, [one.value for one in state or ()] or list(OBSERVED), limit, scan)
 
 
 def _search(console: Console, wanted: Any, states: list[str], limit: int, scan: int) -> None:
@@ -399,7 +410,7 @@ def redrive(
             canary=canary,
             canary_seconds=canary_seconds,
             max_errors=max_errors,
-            source=source or "outbox",
+            source=source,
         )
 
     carry_out(console, "redrive", wish, dry_run=dry_run, resume=resume, why=reason)

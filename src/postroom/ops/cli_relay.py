@@ -134,16 +134,24 @@ def relay(
     drained = run(work())
     if drained is not None:
         left = f"; {drained.elsewhere} lanes belong to other relays" if drained.elsewhere else ""
+        if drained.waiting:
+            several = len(drained.waits_for) > 1
+            left += f"; {drained.waiting} wait{'' if drained.waiting > 1 else 's'}: "
+            left += f"{', '.join(drained.waits_for)} {'are' if several else 'is'} down"
         console.answer(
             {
                 "delivered": drained.delivered,
                 "held": drained.held,
                 "dead": drained.dead,
+                "waiting": drained.waiting,
+                "waits_for": list(drained.waits_for),
                 "lanes_elsewhere": drained.elsewhere,
             },
             f"{drained.delivered} delivered, {drained.held} held for another try, "
             f"{drained.dead} dead{left}.",
         )
+        if drained.waiting:
+            raise typer.Exit(1)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sqlite3
@@ -132,6 +133,8 @@ class Story:
 async def play(screen: Console) -> bool:
     """Play the whole story; returns whether every committed order arrived, and nothing else."""
     begun = time.monotonic()
+    # The screen shows the story; the relay's own log would interrupt it.
+    logging.getLogger("postroom").addHandler(logging.NullHandler())
     with tempfile.TemporaryDirectory(prefix="postroom-demo-") as folder:
         story = Story(Path(folder), screen)
         await migrate.install(story.url)

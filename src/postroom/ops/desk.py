@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import getpass
+import difflib
 import json
 import re
-import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,13 +16,25 @@ from typing import Any
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
 from postroom.dead_letters import store as letters
 from postroom.errors import ConfigurationError, PostroomError
+from postroom.flow import Row, Value
 from postroom.inbox.returning import Consumers
 
-__all__ = ["checked_id", "checked_reason", "desk", "moment", "operator", "readable"]
+__all__ = [
+    "archive_blocks",
+    "checked_id",
+    "checked_reason",
+    "checked_source",
+    "desk",
+    "known_sources",
+    "moment",
+    "readable",
+]
 
 # Where redriven letters of consumers go.
 letters.return_to("consumer", Consumers())
 
+ROOM = __package__ or "postroom.ops"
+PAGE_BLOCKS = 32
 _SPAN = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -44,13 +55,16 @@ async def desk(url: str) -> AsyncIterator[WorkerLink]:
         await link.close()
 
 
-def operator() -> str:
-    """Who acts, for the audit table."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"[:255]
+async def archive_blocks(
+    link: WorkerLink, room: str, name: str, **values: Value
+) -> AsyncIterator[list[Row]]:
+    """Yield the rows of PostgreSQL's archive, a range of blocks of each day at a time, by the query
+    `name`. Its pages need no index, and only a replay moves rows while they are read."""
+    ((end,),) = await link.query(ROOM, "archive_end")
+    for block in range(0, end, PAGE_BLOCKS):
+        rows = await link.query(room, name, block=block, blocks=PAGE_BLOCKS, **values)
+        if rows:
+            yield rows
 
 
 def checked_id(id: str) -> str:
@@ -66,6 +80,21 @@ def checked_reason(why: str) -> str:
     if not why.strip():
         raise ConfigurationError('say why: --reason "…"')
     return why
+
+
+async def known_sources(link: WorkerLink) -> list[str]:
+    """Return every source that dead letters of this database can have, in order."""
+    return [str(row[0]) for row in await link.query(letters.ROOM, "sources")]
+
+
+async def checked_source(link: WorkerLink, source: str | None) -> str | None:
+    """Return the source, or raise ConfigurationError with the known ones if it is unknown."""
+    if source is None or source in (known := await known_sources(link)):
+        return source
+    name = source.partition(":")[2] or source
+    near = difflib.get_close_matches(f"consumer:{name}", known, 1, 0.9)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ConfigurationError(f"Unknown source {source!r}; {hint}known sources: {', '.join(known)}.")
 
 
 def moment(text: str | None, option: str) -> int | None:
@@ -88,7 +117,7 @@ def moment(text: str | None, option: str) -> int | None:
 
 def readable(fields: dict[str, Any]) -> dict[str, Any]:
     """Times as text, JSON as values, payload as what it is."""
-    for name in ("created_at", "at", "died_at"):
+    for name in ("created_at", "at", "died_at", "retried_at"):
         if fields.get(name) is not None:
             when = dt.datetime.fromtimestamp(fields[name] / 1e6, dt.UTC)
             fields[name] = when.isoformat(timespec="milliseconds")

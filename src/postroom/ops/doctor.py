@@ -26,6 +26,7 @@ from postroom.signals import redact_url
 __all__ = ["Check", "Limits", "Patient", "examine", "fine", "warning", "wrong"]
 
 
+IDS_COMPARED = 10_000  # messages of each table
 KEYS_COUNTED = 10_000
 
 
@@ -152,9 +153,9 @@ async def _clocks(patient: Patient) -> list[Check]:
 async def _workers(patient: Patient) -> list[Check]:
     state = patient.state
     found: list[Check] = []
-    relays = [worker for worker in state["workers"] if worker["kind"] == "relay"]
-    silent = [w for w in relays if w["seen_seconds_ago"] > patient.limits.silent_seconds]
-    live = [worker for worker in relays if worker not in silent]
+    silent = [w for w in state["workers"] if w["seen_seconds_ago"] > patient.limits.silent_seconds]
+    alive = [worker for worker in state["workers"] if worker not in silent]
+    live = [worker for worker in alive if worker["kind"] == "relay"]
     found += [
         warning(
             "workers",
@@ -163,24 +164,66 @@ async def _workers(patient: Patient) -> list[Check]:
         )
         for worker in silent
     ]
+    consumers = sum(one["alive"] for one in state["consumers"])
     waiting = state["pending"] or state["held"] > state["blocked_keys"]
-    if not live and waiting:
+    if not live and not state["published"]:
+        text = f"{consumers} consumer processes are alive"
+        found.append(fine("workers", text if consumers else "nothing was published here yet"))
+    elif not live and waiting:
         found.append(wrong("workers", "messages wait and no relay is alive", "start a relay"))
     elif not live:
         found.append(warning("workers", "no relay is alive", "start one: `postroom relay`"))
     else:
-        found.append(fine("workers", f"{len(live)} relays are alive"))
-    versions = {str(w["report"].get("version")) for w in live if w["report"]}
+        found.append(
+            fine(
+                "workers", "1 relay is alive" if len(live) == 1 else f"{len(live)} relays are alive"
+            )
+        )
+    versions = {str(w["report"].get("version")) for w in alive if w["report"]}
     if versions - {postroom.__version__}:
         found.append(
             warning(
                 "versions",
-                f"relays are of version {', '.join(sorted(versions))}, this is "
+                f"workers are of version {', '.join(sorted(versions))}, this is "
                 f"{postroom.__version__}",
                 "bring them to one version",
             )
         )  # fmt: skip
     return found
+
+
+async def _consumers(patient: Patient) -> list[Check]:
+    """Consumers that no process works for, cannot receive, or keep messages waiting."""
+    found = []
+    for one in patient.state["consumers"]:
+        name, waiting = one["consumer"], one["waiting"]
+        if not one["alive"]:
+            seen = age(one["seen_seconds_ago"])
+            found.append(
+                (wrong if waiting else warning)(
+                    "consumers",
+                    f"consumer {name} is not alive, last seen {seen} ago; {waiting:,} messages "
+                    "wait in it",
+                    "start it: `postroom consume MODULE:CONSUMER`; of one that is gone for good, "
+                    "`postroom prune --only consumers --older-than 1h` deletes the record",
+                )
+            )
+        elif one["trouble"]:
+            remedy = "check the server; the consumer retries automatically"
+            found.append(warning("consumers", f"consumer {name}: {one['trouble']}", remedy))
+        if (one["oldest_waiting_seconds"] or 0) > patient.limits.age_seconds:
+            waited, limit = one["oldest_waiting_seconds"], patient.limits.age_seconds
+            found.append(
+                warning(
+                    "consumers",
+                    f"the oldest message that waits in consumer {name} has waited for "
+                    f"{age(waited)}, longer than {age(limit)}",
+                    f"`postroom inbox list --held --consumer {name}` shows the error",
+                )
+            )
+    if found or not patient.state["consumers"]:
+        return found
+    return [fine("consumers", f"{len(patient.state['consumers'])} consumers receive and handle")]
 
 
 async def _lanes(patient: Patient) -> list[Check]:
@@ -203,6 +246,8 @@ async def _lanes(patient: Patient) -> list[Check]:
                 "unpause them when the reason is gone",
             )
         )  # fmt: skip
+    if not patient.state["published"]:
+        return found
     return found or [fine("lanes", "no messages wait in a lane that nobody works")]
 
 
@@ -241,7 +286,11 @@ async def _dead_letters(patient: Patient) -> list[Check]:
     dead, blocked = patient.state["dead"], patient.state["blocked_keys"]
     if not dead:
         return [fine("dead letters", "none waits for a person")]
+    of = [f"{one['dead']:,} of consumer {one['consumer']}"
+          for one in patient.state["consumers"] if one["dead"]]  # fmt: skip
+    blocked += sum(one["blocked_keys"] for one in patient.state["consumers"])
     holding = f", {blocked:,} of them hold their key" if blocked else ""
+    holding += f" ({', '.join(of)})" if of else ""
     more = "+" if dead >= patient.state["count_limit"] else ""
     return [
         warning(
@@ -249,6 +298,21 @@ async def _dead_letters(patient: Patient) -> list[Check]:
             "`postroom dead list`, then retry or discard them",
         )
     ]  # fmt: skip
+
+
+async def _ids(patient: Patient) -> list[Check]:
+    """Two waiting messages under one id; `verify` compares those of the archive too."""
+    ((reused,),) = await patient.link.query(ROOM, "reused_waiting", most=IDS_COMPARED)
+    if not reused:
+        return []
+    return [
+        wrong(
+            "ids",
+            f"several waiting messages share an id, {reused:,} times, and receivers drop all but "
+            "the first",
+            "see which with `postroom verify`, and publish the others under new ids",
+        )
+    ]
 
 
 async def _retention(patient: Patient) -> list[Check]:
@@ -402,14 +466,18 @@ async def _routes(patient: Patient) -> list[Check]:
         return [fine("routes", "they are those on record")]
     return [
         warning(
-            "routes", f"the routes here ({mine}) differ from those on record ({recorded})",
+            "routes",
+            f"the routes here ({Routes.describe(mine)}) differ from those on record "
+            f"({Routes.describe(recorded)})",
             "correct them, or start a relay once with --rebind",
         )
     ]  # fmt: skip
 
 
 _CHECKS: tuple[Checker, ...] = (
-    *(_workers, _lanes, _backlog, _destinations, _dead_letters, _retention, _inbox, _keys),
+    *(_workers, _consumers, _lanes, _backlog, _destinations, _dead_letters, _ids, _retention),
+    _inbox,
+    _keys,
     _ledger,
     _clocks,
     _routes,

@@ -23,6 +23,16 @@ __all__ = ["brokers"]
 
 _WILD = set("*?[")
 _NAMED = 3  # topics that a sentence names
+# What limits for how long a broker may bring a message again, by the scheme of its URL.
+_LIMITS = {
+    "kafka": "Kafka's retention.ms of",
+    "nats": "max_age of NATS's stream of",
+    "redis": "the age of entries in Redis's stream of",
+    "rediss": "the age of entries in Redis's stream of",
+    "amqp": "the message TTL of RabbitMQ's queue for",
+    "amqps": "the message TTL of RabbitMQ's queue for",
+    "sqs": "MessageRetentionPeriod of the queue for",
+}
 
 
 async def brokers(patient: Patient) -> list[Check]:
@@ -34,13 +44,27 @@ async def brokers(patient: Patient) -> list[Check]:
     _, _, inbox = (await patient.link.query(ROOM, "oldest_kept"))[0]
     remembered = None if inbox is None else patient.settings.keep_inbox_seconds
     found = await asyncio.gather(
-        *(_check(patient, url, topics.get(url, []), remembered) for url in urls)
+        *(
+            _check(patient, url, topics.get(url, []), _received(patient, url), remembered)
+            for url in urls
+        )
     )
     return [check for checks in found for check in checks]
 
 
+def _received(patient: Patient, url: str) -> list[str]:
+    """The topics that consumers of this database receive from a broker, as they recorded them."""
+    name = redact_url(url)
+    consumers = [one for one in patient.state["consumers"] if one["broker"] == name]
+    return sorted({topic for one in consumers for topic in one["topics"]})
+
+
 async def _check(
-    patient: Patient, url: str, topics: Sequence[str], remembered: float | None
+    patient: Patient,
+    url: str,
+    topics: Sequence[str],
+    received: Sequence[str],
+    remembered: float | None,
 ) -> list[Check]:
     seconds = patient.limits.ping_seconds
     try:
@@ -50,7 +74,7 @@ async def _check(
     except Exception as error:
         text = f"{redact_url(url)} cannot be opened: {_said(error)}"
         return [wrong("brokers", text, "correct its URL or its options")]
-    return await _ask(url, broker, topics, seconds, remembered)
+    return await _ask(url, broker, topics, received or topics, seconds, remembered)
 
 
 async def _topics(patient: Patient) -> dict[str, list[str]]:
@@ -66,7 +90,12 @@ async def _topics(patient: Patient) -> dict[str, list[str]]:
 
 
 async def _ask(
-    url: str, broker: Broker, topics: Sequence[str], seconds: float, remembered: float | None
+    url: str,
+    broker: Broker,
+    topics: Sequence[str],
+    received: Sequence[str],
+    seconds: float,
+    remembered: float | None,
 ) -> list[Check]:
     name = redact_url(url)
     try:
@@ -79,7 +108,7 @@ async def _ask(
         found = [fine("brokers", f"{name} can be reached")]
         found += await _look(name, broker, topics, seconds)
         if remembered is not None and isinstance(broker, CanReceive):
-            found += await _compare(name, broker, topics, seconds, remembered)
+            found += await _compare(url, broker, received, seconds, remembered)
         return found
     finally:
         # Nothing was sent, so nothing is lost.
@@ -106,10 +135,12 @@ async def _look(name: str, broker: Broker, topics: Sequence[str], seconds: float
 
 
 async def _compare(
-    name: str, broker: Broker, topics: Sequence[str], seconds: float, remembered: float
+    url: str, broker: Broker, topics: Sequence[str], seconds: float, remembered: float
 ) -> list[Check]:
     """Whether consumers remember what they handled for as long as the broker may bring it again."""
-    kept: dict[str, float | None] = {}
+    name, kept = redact_url(url), dict[str, float | None]()
+    limit_of = _LIMITS.get(scheme_of(url), "the time the broker keeps messages of")
+    must = f"must be below keep_inbox_seconds ({age(remembered)})"
     why = "it has no such limit, or cannot tell"
     if not topics:
         why = "no topics known"
@@ -128,8 +159,7 @@ async def _compare(
             warning(
                 "inbox",
                 f"not known is how long {name} may bring messages{what} again: {why}",
-                f"see for yourself that it is less than {age(remembered)}, as long as consumers "
-                "remember (keep_inbox_seconds)",
+                f"{limit_of} {_names(unknown) or 'what consumers receive'} {must}",
             )
         )
     longer: dict[float | None, list[str]] = {}
@@ -142,7 +172,7 @@ async def _compare(
             f"consumers remember for {age(remembered)}, and {name} keeps messages of "
             f"{_names(those)} {'for ever' if limit is None else f'for {age(limit)}'}: one that is "
             "read again so late is handled again",
-            "raise keep_inbox_seconds, or let the broker keep them for a shorter time",
+            f"{limit_of} {_names(those)} {must}: lower it, or raise keep_inbox_seconds",
         )
         for limit, those in longer.items()
     ]

@@ -47,20 +47,6 @@ async def _publishers(patient: Patient) -> list[Check]:
 # ── PostgreSQL ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def _sequence(patient: Patient) -> list[Check]:
-    rows = await patient.link.query(ROOM, "sequence_cache")
-    if rows and rows[0][0] != 1:
-        return [
-            wrong(
-                "sequence",
-                f"the sequence of the outbox hands out {rows[0][0]} positions at a time, so later "
-                "messages of a key may get lower ones",
-                "ALTER TABLE postroom.outbox ALTER COLUMN position SET CACHE 1",
-            )
-        ]
-    return [fine("sequence", "positions are given out one by one")]
-
-
 async def _isolation(patient: Patient) -> list[Check]:
     level = (await _settings(patient)).get("default_transaction_isolation", "")
     if level == "serializable":
@@ -263,7 +249,7 @@ def _is_network(kind: str | None) -> bool:
 
 CHECKS: dict[str, tuple[Checker, ...]] = {
     "postgresql": (
-        *(_sequence, _partitions, _publishers, _horizon, _vacuum, _isolation, _durability),
+        *(_partitions, _publishers, _horizon, _vacuum, _isolation, _durability),
         _pooler,
     ),
     "mysql": (_publishers, _variables),

@@ -71,12 +71,12 @@ def answer(relay: Worker, method: str, path: str) -> Answer:
     health = relay.health()
     if path == "/healthz":
         return _verdict(health.healthy, health.unhealthy)
-    return _verdict(health.ready, health.unhealthy + health.unready)
+    return _verdict(health.ready, health.unhealthy + health.unready, health.degraded)
 
 
-def _verdict(well: bool, reasons: tuple[str, ...]) -> Answer:
-    document = {"status": "ok" if well else "failing", "reasons": list(reasons)}
-    return _document(200 if well else 503, document)
+def _verdict(well: bool, reasons: tuple[str, ...], degraded: tuple[str, ...] = ()) -> Answer:
+    status = ("degraded" if degraded else "ok") if well else "failing"
+    return _document(200 if well else 503, {"status": status, "reasons": [*reasons, *degraded]})
 
 
 def _document(status: int, document: dict[str, Any]) -> Answer:

@@ -64,6 +64,10 @@ GAUGES = {
     "outbox_delayed_records": ("delayed", "Messages that are not due yet."),
     "outbox_dead_letters": ("dead", "Dead letters that need a person."),
     "outbox_lanes_unowned": ("lanes_unowned", "Lanes that no relay works."),
+    "outbox_workers_silent": (
+        "workers_silent",
+        "Workers that ended without stopping, or are stuck: silent for 15 seconds to 10 minutes.",
+    ),
     "outbox_oldest_open_publisher_seconds": (
         "oldest_open_publisher_seconds",
         "PostgreSQL: how long the oldest transaction that publishes is open.",
@@ -76,6 +80,15 @@ INBOX_GAUGES = {
     "inbox_oldest_held_age_seconds": (
         "oldest_held_seconds",
         "How long the oldest message that is not dead has waited in a consumer.",
+    ),
+    "inbox_held_keys": ("held_keys", "Keys that wait in a consumer."),
+    "inbox_lag_records": (
+        "lag",
+        "Messages this process has not received yet, if the broker reports them.",
+    ),
+    "inbox_workers_silent": (
+        "workers_silent",
+        "Processes of a consumer that ended without stopping: silent for 15 seconds to 10 minutes.",
     ),
 }
 # Counter of a consumer: the signal it counts, and what it means.
@@ -95,7 +108,7 @@ EVENTS = {
     "outbox_database_lost": ("database.lost", "Times the database could not be reached."),
     "outbox_destination_down": (
         "destination.down",
-        "Times a broker or topic was found unable to take messages.",
+        "Outages of brokers and topics, as each relay met them.",
     ),
     "outbox_late": ("lane.late", "Messages found behind the watermark: each is a bug."),
     "outbox_missing": ("message.missing", "Messages that were gone when they were settled."),
@@ -231,7 +244,8 @@ class Metrics:
 
     def _inbox_measured(self, fields: dict[str, Any]) -> None:
         for field, gauge in self.inbox_gauges.items():
-            gauge.labels(fields["consumer"]).set(fields[field])
+            value = fields[field]
+            gauge.labels(fields["consumer"]).set(math.nan if value is None else value)
 
     def _inbox_unmeasured(self, fields: dict[str, Any]) -> None:
         for gauge in self.inbox_gauges.values():

@@ -12,12 +12,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from postroom import audit
 from postroom.config import DAY_SECONDS, RelaySettings
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
-from postroom.dead_letters.store import ROOM as LETTERS
 from postroom.errors import ConfigurationError
-from postroom.flow import Statement
-from postroom.ops.desk import operator
 from postroom.ops.house import ROOM as HOUSE
 from postroom.outbox.store import ROOM as OUTBOX
 
@@ -59,6 +57,10 @@ KINDS = {
     ),
     "jobs": _Kind("ended jobs", "keep_dead_seconds", "old_jobs", ((OUTBOX, "prune_jobs"),)),
     "workers": _Kind("workers not seen", None, "old_workers", ((HOUSE, "prune_workers"),)),
+    "consumers": _Kind(
+        "consumers not seen", "keep_inbox_seconds", "old_consumers",
+        ((HOUSE, "prune_consumers"),),
+    ),
 }  # fmt: skip
 
 
@@ -196,8 +198,7 @@ class _Desk:
 
     async def audit(self, subject: str, why: str | None) -> None:
         link = await self._open()
-        said = {"who": operator(), "what": "prune", "subject": subject, "why": why}
-        await link.ask(Statement(LETTERS, "audit", said))
+        await link.ask(audit.record("prune", subject, why))
 
     async def _open(self) -> WorkerLink:
         if self._link is None or self._link.lost:

@@ -53,3 +53,10 @@ SELECT 1 FROM postroom.lane_batch b
   JOIN postroom.lane l ON l.lane = b.lane AND l.owner = b.incarnation
  WHERE b.lane = :lane AND CAST(:position AS bigint) BETWEEN b.lo AND b.hi
  LIMIT 1
+
+-- name: archive_end
+-- only: postgresql
+-- How many blocks the longest day of the archive has.
+SELECT CAST(coalesce(max(pg_relation_size(CAST(i.inhrelid AS regclass))), 0)
+            / CAST(current_setting('block_size') AS bigint) AS bigint)
+  FROM pg_inherits i WHERE i.inhparent = CAST('postroom.archive' AS regclass)

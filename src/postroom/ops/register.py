@@ -7,12 +7,13 @@ import json
 import uuid
 from typing import Any
 
+from postroom import audit
 from postroom.dead_letters import store as letters
 from postroom.errors import ConfigurationError, Refused
 from postroom.flow import Flow, Statement
 from postroom.ledger import store
 from postroom.ledger.rules import STATES, Entry
-from postroom.ops.desk import checked_reason, desk, operator
+from postroom.ops.desk import checked_reason, desk
 from postroom.ops.repairs import ROOM as REPAIRS
 
 __all__ = ["ledger_list", "ledger_show", "resolve"]
@@ -83,8 +84,7 @@ def _resolve(name: str, scope: str | None, state: str, why: str) -> Flow[Entry]:
         if letter.state == "dead":
             yield from letters.give_up(letter, why)
     yield from store.resolve(id, state, why)
-    said = {"who": operator(), "what": "ledger.resolve", "subject": f"{id} {state}", "why": why}
-    yield Statement(letters.ROOM, "audit", said)
+    yield audit.record("ledger.resolve", f"{id} {state}", why)
     return entry._replace(state=state, note=why)  # type: ignore[arg-type]
 
 

@@ -23,6 +23,7 @@ LATE_SECONDS, OLD_SECONDS = 10.0, 60.0
 BARS = "▁▂▃▄▅▆▇█"
 FIXED_LINES = 14  # of the live screen: all but the lines of workers and of destinations
 DESTINATION_LINES = 6
+NOTE_LINES = 4
 
 State = Mapping[str, Any]
 
@@ -59,9 +60,11 @@ def page(state: State) -> RenderableType:
     parts: list[RenderableType] = [_counts(state)]
     if state["destinations"]:
         parts += ["", _destinations(state["destinations"], None)]
-    if state["workers"]:
-        parts += ["", _workers(state, None)]
-    return Group(*parts, "", _lanes(state))
+    if state["consumers"]:
+        parts += ["", _consumers(state), *_receiving(state)]
+    if state["published"]:
+        parts += ["", _workers(state, None), "", _lanes(state)]
+    return Group(*parts)
 
 
 def screen(
@@ -79,11 +82,21 @@ def screen(
     parts += [_flow(state, rates, backlog), Text("")]
     room = None if height is None else max(2, height - FIXED_LINES)
     if down := state["destinations"]:
-        most = None if room is None else min(DESTINATION_LINES, max(1, (room - 3) // 2))
+        share = 4 if state["consumers"] else 2
+        most = None if room is None else min(DESTINATION_LINES, max(1, (room - 3) // share))
         parts += [_destinations(down, most), Text("")]
         if room is not None:
             room = max(2, room - min(len(down), most or len(down)) - 3)
-    parts.append(_workers(state, room))
+    if count := len(state["consumers"]):
+        rows = notes = None
+        if room is not None:
+            rest = 2 if state["published"] else 0  # lines that workers need
+            rows = min(count, max(1, (room - rest - 3) // (2 if rest else 1)))
+            notes = min(NOTE_LINES, max(0, room - rest - 3 - rows))
+            room = max(2, room - rows - 3 - min(notes, len(_notes(state))))
+        parts += [_consumers(state, rows, notes), Text("")]
+    if state["published"]:
+        parts.append(_workers(state, room))
     return Group(*parts)
 
 
@@ -176,46 +189,46 @@ def _trend(backlog: Sequence[float]) -> str:
 
 
 def _destinations(down: Sequence[Mapping[str, Any]], most: int | None) -> RenderableType:
-    """A line each; what does not fit is the end of the broker's own words."""
+    """On a screen a line each, which may cut the broker's own words; on a page they wrap."""
     lines: list[RenderableType] = [Text("destinations that are down", style="bold")]
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for each in down:
         by_name.setdefault(str(each.get("name")), []).append(each)
     for name, told in list(by_name.items())[:most]:
         first = min(told, key=lambda each: each.get("retry_in_seconds") or 0)
-        line = Text(no_wrap=True, overflow="ellipsis")
+        line = Text() if most is None else Text(no_wrap=True, overflow="ellipsis")
         line.append(shown(name), style="red")
         line.append(f"  next try {age(first.get('retry_in_seconds'), 'soon')}")
         line.append(shown(f"  {', '.join(str(each['worker']) for each in told)}"))
-        line.append(shown(f"  {first.get('error_code')}: {first.get('error')}"))
+        line.append("\n  " if most is None else "  ")
+        line.append(shown(f"{first.get('error_code')}: {first.get('error')}"))
         lines.append(line)
     return _with_rest(Group(*lines), len(by_name), most)
 
 
 def _workers(state: State, most: int | None) -> RenderableType:
-    """Workers with their lanes; what nobody works, and what is paused, in lines of its own."""
+    """Relays with their lanes; lanes without an owner and paused lanes in lines of their own."""
     table = _table("worker", "seen", "lanes", "lease", "in flight", "delivered")
     lanes: dict[str | None, list[Mapping[str, Any]]] = {}
     for lane in state["lanes"]:
         lanes.setdefault(lane["owner"], []).append(lane)
-    for worker in state["workers"][:most]:
+    relays = [worker for worker in state["workers"] if worker["kind"] == "relay"]
+    for place, worker in enumerate(relays):
         own = lanes.pop(worker["incarnation"], [])
+        if most is not None and place >= most:
+            continue
         report = worker["report"] or {}
-        silent = worker["seen_seconds_ago"] > SILENT_SECONDS
         table.add_row(
             Text(shown(worker["name"])),
-            Text(age(worker["seen_seconds_ago"]), style="red" if silent else "green"),
+            _seen(worker["seen_seconds_ago"]),
             Text(span(lane["lane"] for lane in own) or "none"),
             _lease(own),
             Text(f"{report.get('in_flight', 0):,}"),
             Text(f"{report.get('delivered', 0):,}"),
         )
-    for worker in state["workers"][most:] if most is not None else ():
-        lanes.pop(worker["incarnation"], None)
-    rest = _with_rest(table, len(state["workers"]), most)
-    parts: list[RenderableType] = [rest] if state["workers"] else []
-    if not state["workers"]:
-        parts.append(Text("no worker has said that it lives", style="yellow"))
+    parts: list[RenderableType] = [_with_rest(table, len(relays), most)]
+    if not relays:
+        parts = [Text("no worker has said that it lives", style="yellow")]
     nobody = [lane["lane"] for lane in lanes.pop(None, [])]
     gone = [lane["lane"] for own in lanes.values() for lane in own]
     if nobody:
@@ -226,6 +239,78 @@ def _workers(state: State, most: int | None) -> RenderableType:
     if paused := [lane["lane"] for lane in state["lanes"] if lane["paused"]]:
         parts.append(Text(f"paused: lanes {span(paused)}", style="yellow"))
     return Group(*parts)
+
+
+def _seen(seconds: float) -> Text:
+    return Text(age(seconds), style="red" if seconds > SILENT_SECONDS else "green")
+
+
+def _consumers(state: State, most: int | None = None, notes: int | None = None) -> RenderableType:
+    """A line for each consumer, and beneath them what is wrong with any."""
+    columns = ("consumer", "seen", "received", "handled", "waiting", "held keys", "dead", "lag")
+    table = _table(*columns, "sources")
+    for column in table.columns[2:8]:
+        column.justify = "right"
+    # Where it is narrow, names are cut and numbers are not.
+    table.columns[0].no_wrap = table.columns[8].no_wrap = False
+    for one in state["consumers"][:most]:
+        sources = [each["source"] for each in one["sources"]]
+        table.add_row(
+            Text(shown(one["consumer"])),
+            _seen(one["seen_seconds_ago"]),
+            _rate(one["received_per_second"]),
+            _rate(one["handled_per_second"]),
+            _many(one["waiting"], state["count_limit"], "yellow"),
+            _many(one["held_keys"], state["count_limit"], "yellow"),
+            _many(one["dead"], state["count_limit"], "red"),
+            Text("" if one["lag"] is None else f"{one['lag']:,}"),
+            Text(shown(sources[0]) if len(sources) == 1 else str(len(sources) or "none")),
+        )
+    wrong = _notes(state)
+    if notes is not None:
+        wrong = wrong[:notes]
+        for note in wrong:
+            note.no_wrap, note.overflow = True, "ellipsis"
+    return Group(_with_rest(table, len(state["consumers"]), most), *wrong)
+
+
+def _notes(state: State) -> list[Text]:
+    """What needs a look in consumers, a line each."""
+    notes: list[Text] = []
+    for one in state["consumers"]:
+        name = shown(one["consumer"])
+        if not one["alive"]:
+            seen = age(one["seen_seconds_ago"])
+            notes.append(Text(f"{name} is not alive: last seen {seen} ago", style="red"))
+        if one["trouble"]:
+            notes.append(Text(f"{name}: {shown(one['trouble'])}", style="red"))
+        if one["blocked_keys"]:
+            keys = f"{one['blocked_keys']:,} of its held keys"
+            notes.append(Text(f"{name}: {keys} wait behind a dead letter", style="yellow"))
+    return notes
+
+
+def _receiving(state: State) -> list[Text]:
+    """Which process receives from which sources, where a line of the table cannot hold them."""
+    lines = []
+    for one in state["consumers"]:
+        workers: dict[str, list[str]] = {}
+        for each in one["sources"]:
+            workers.setdefault(each["worker"], []).append(each["source"])
+        if len(one["sources"]) > 1:
+            lines += [
+                Text(shown(f"{worker} receives from {', '.join(sources)}"))
+                for worker, sources in workers.items()
+            ]
+    return lines
+
+
+def _rate(value: float) -> Text:
+    return Text(f"{value:,.0f}/s" if value >= 100 else f"{value:,.1f}/s")
+
+
+def _many(number: int, limit: int, alarm: str) -> Text:
+    return Text(f"{number:,}{'+' if number >= limit else ''}", style=alarm if number else "")
 
 
 def _lease(lanes: Sequence[Mapping[str, Any]]) -> Text:
@@ -243,14 +328,18 @@ def _with_rest(table: RenderableType, count: int, most: int | None) -> Renderabl
 
 
 def _lanes(state: State) -> RenderableType:
-    table = _table("lane", "worked by", "epoch", "lease", "")
+    """Lanes of one owner share a line."""
+    table = _table("lanes", "worked by", "epoch", "lease", "")
+    alike: dict[tuple[Any, bool], list[Mapping[str, Any]]] = {}
     for lane in state["lanes"]:
-        owner = lane["owner_name"] or lane["owner"]
+        alike.setdefault((lane["owner"], lane["paused"]), []).append(lane)
+    for (owner, paused), lanes in alike.items():
+        owner = lanes[0]["owner_name"] or owner
         table.add_row(
-            str(lane["lane"]),
+            span(lane["lane"] for lane in lanes),
             Text(shown(owner or "nobody"), style="" if owner else "yellow"),
-            str(lane["epoch"]),
-            _lease([lane]),
-            Text("paused" if lane["paused"] else "", style="yellow"),
+            span({lane["epoch"] for lane in lanes}),
+            _lease(lanes),
+            Text("paused" if paused else "", style="yellow"),
         )
     return table

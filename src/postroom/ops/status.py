@@ -1,4 +1,4 @@
-"""How the outbox stands, as plain values: what `status`, its live screen and `doctor` show.
+"""How outbox and consumers stand, as plain values: for `status`, its live screen and `doctor`.
 
 Costs the same at any size: counts stop at a limit, everything else goes by an index.
 """
@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from postroom.config import Routes
 from postroom.databases.database import WorkerLink
 from postroom.ops.house import ROOM as HOUSE
+from postroom.ops.receiving import consumers
 
-__all__ = ["COUNT_LIMIT", "RATES", "Rates", "look"]
+__all__ = ["COUNT_LIMIT", "RATES", "Rates", "look", "waits_for"]
 
 COUNT_LIMIT = 10_000
 RATES = ("delivered", "held", "dead")
@@ -23,14 +25,17 @@ _OPS = __package__ or "postroom.ops"
 
 
 async def look(link: WorkerLink) -> dict[str, Any]:
-    """Depth, ages, lanes and their owners, workers and what they say of themselves."""
+    """Return depth, ages, lanes and their owners, workers with their reports, and consumers."""
     ((pending, held, delayed, dead),) = await link.query(_OPS, "depth", most=COUNT_LIMIT)
     ((pending_ms, held_ms, due_ms),) = await link.query(HOUSE, "ages")
     ((waiting, blocked),) = await link.query(HOUSE, "held_keys", most=COUNT_LIMIT)
     lanes = await link.query(_OPS, "lanes")
+    worked = any(epoch for _, _, _, epoch, _, _ in lanes)
     workers = [_worker(*row) for row in await link.query(HOUSE, "workers")]
     meta = {str(row[0]): str(row[1]) for row in await link.query(_OPS, "meta")}
     return {
+        # A relay takes lanes where something was published; a database may only receive.
+        "published": bool(worked or pending or held or delayed),
         "pending": pending,
         "held": held,
         "delayed": delayed,
@@ -55,6 +60,7 @@ async def look(link: WorkerLink) -> dict[str, Any]:
             for lane, owner, name, epoch, paused, lease_ms in lanes
         ],
         "workers": workers,
+        "consumers": await consumers(link, workers, most=COUNT_LIMIT),
         "destinations": _destinations(workers),
     }
 
@@ -90,13 +96,29 @@ def _report(text: str | None) -> dict[str, Any]:
 
 
 def _destinations(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The destinations that live workers say are down."""
+    """The destinations that live workers report as down. The next try is counted from now."""
     return [
-        {"worker": worker["name"], **each}
+        {
+            "worker": worker["name"],
+            **each,
+            "retry_in_seconds": max(
+                0.0, (each.get("retry_in_seconds") or 0.0) - worker["seen_seconds_ago"]
+            ),
+        }
         for worker in workers
         if worker["report"] and worker["seen_seconds_ago"] < Rates.window_seconds
         for each in worker["report"].get("destinations", [])
     ]
+
+
+def waits_for(state: Mapping[str, Any], topic: str) -> str | None:
+    """Return why messages of a topic wait: its broker or the topic itself is down."""
+    table, default = json.loads((state["routes"] or "- [[], null]").partition(" ")[2])
+    broker = Routes(tuple((pattern, url) for pattern, url in table), default).url_for(topic)
+    for each in state["destinations"]:
+        if each["name"] in (f"topic {topic}", broker):
+            return f"{each['name']} is down, {each['error_code']}: {each['error']}"
+    return None
 
 
 @dataclass

@@ -12,13 +12,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from postroom import audit
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
 from postroom.dead_letters import store as letters
 from postroom.errors import SchemaError
 from postroom.flow import Flow, Row, Statement
 from postroom.messages import LANES, lane_of
 from postroom.ops import committed
-from postroom.ops.desk import operator
+from postroom.ops.desk import archive_blocks
 from postroom.ops.house import ROOM
 from postroom.ops.ledger import Ledger, as_text, born_us
 
@@ -65,6 +66,11 @@ _CHECKS: tuple[tuple[str, str, str, str], ...] = (
         "two_places", "wrong",
         "{n} positions are in the outbox and in held at once, so the lane cannot move on",
         "keep one of the two rows of each",
+    ),
+    (
+        "reused_ids", "wrong",
+        "{n} ids stand for messages of different content, and receivers drop all but the first",
+        "compare them with `postroom messages show ID`, and publish the others under new ids",
     ),
     (
         "two_letters", "wrong",
@@ -278,21 +284,31 @@ async def _read_tables(link: WorkerLink, report: Report, ledger: Ledger | None, 
     async for rows in _pages(link, "page_letters", after_id=NO_ID):
         page(rows, _letter_place)
     if ledger is not None:
-        after = NO_ID
-        while rows := await link.query(ROOM, "page_archive", after_id=after, rows=ROWS + 1):
-            ids = [id for (id,) in rows if id != after]
+        async for ids in _archived(link):
             ledger.place((id, "delivered") for id in ids)
             done += len(ids)
             tell("messages", done, total)
-            if not ids:
-                break
-            after = ids[-1]
     await _judge_rows(link, report, seen)
 
 
 def _letter_place(row: Row) -> str:
     state, code = row[7], row[8]
     return "expired" if state == "resolved" and code == "expired" else str(state)
+
+
+async def _archived(link: WorkerLink) -> AsyncIterator[list[str]]:
+    """Yield the ids of delivered messages, a page at a time."""
+    if link.dialect == "postgresql":
+        async for rows in archive_blocks(link, ROOM, "page_archive"):
+            yield [id for (id,) in rows]
+        return
+    after = NO_ID
+    while rows := await link.query(ROOM, "page_archive", after_id=after, rows=ROWS + 1):
+        ids = [id for (id,) in rows if id != after]
+        if not ids:
+            break
+        yield ids
+        after = ids[-1]
 
 
 async def _pages(link: WorkerLink, name: str, **where: Any) -> AsyncIterator[list[Row]]:
@@ -429,6 +445,5 @@ def _arm(head: dict[str, Any], why: str | None) -> Flow[int]:
     if not (yield Statement(ROOM, "is_head", place)):
         return 0
     yield Statement(ROOM, "arm_head", place)
-    said = {"who": operator(), "what": "verify.mend", "subject": head["id"], "why": why}
-    yield Statement(letters.ROOM, "audit", said)
+    yield audit.record("verify.mend", head["id"], why)
     return 1

@@ -47,3 +47,10 @@ SELECT position, message_id, topic, type, content_type, payload FROM postroom_in
 -- name: oldest_letter
 SELECT TIMESTAMPDIFF(SECOND, MIN(created_at), UTC_TIMESTAMP()) FROM postroom_dead_letter
  WHERE state IN ('dead', 'queued') AND source = 'outbox'
+
+-- name: consumers
+SELECT name, broker, topics, TIMESTAMPDIFF(MICROSECOND, seen_at, UTC_TIMESTAMP(6)) DIV 1000
+  FROM postroom_consumer ORDER BY name LIMIT 1000
+
+-- name: seats
+SELECT consumer, source, owner FROM postroom_seat ORDER BY consumer, source LIMIT 10000

@@ -57,3 +57,12 @@ SELECT position, message_id, topic, type, content_type, payload FROM postroom.in
 -- Seconds since the oldest message died that may still be sent to consumers again.
 SELECT CAST(extract(epoch FROM clock_timestamp() - min(created_at)) AS bigint)
   FROM postroom.dead_letter WHERE state IN ('dead', 'queued') AND source = 'outbox'
+
+-- name: consumers
+-- Every consumer that has received here, and how long ago a process of it began or ended.
+SELECT name, broker, topics,
+       CAST(extract(epoch FROM clock_timestamp() - seen_at) * 1000 AS bigint)
+  FROM postroom.consumer ORDER BY name LIMIT 1000
+
+-- name: seats
+SELECT consumer, source, owner FROM postroom.seat ORDER BY consumer, source LIMIT 10000

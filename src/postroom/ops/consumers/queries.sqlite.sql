@@ -44,3 +44,10 @@ SELECT position, message_id, topic, type, content_type, payload FROM postroom_in
 -- name: oldest_letter
 SELECT (NOW_US - MIN(created_at)) / 1000000 FROM postroom_dead_letter
  WHERE state IN ('dead', 'queued') AND source = 'outbox'
+
+-- name: consumers
+SELECT name, broker, topics, (NOW_US - seen_at) / 1000
+  FROM postroom_consumer ORDER BY name LIMIT 1000
+
+-- name: seats
+SELECT consumer, source, owner FROM postroom_seat ORDER BY consumer, source LIMIT 10000

@@ -125,7 +125,39 @@ SELECT lane, position, id, topic, `key`, size,
  ORDER BY id, position LIMIT :rows
 
 -- name: page_archive
+-- Begins with the last id of the page before.
 SELECT id FROM postroom_archive WHERE id >= :after_id ORDER BY id LIMIT :rows
+
+-- name: reused_ids
+-- First which ids stand in several rows, from the ids alone; then the contents of those few. A
+-- message that was redriven stands in several rows too, with one content.
+SELECT min(k.lane), min(k.position), k.id, min(k.topic), min(k.`key`), count(*) OVER ()
+  FROM (
+      SELECT lane, position, id, topic, `key`, type, payload FROM postroom_outbox
+      UNION ALL SELECT lane, position, id, topic, `key`, type, payload FROM postroom_held
+      UNION ALL SELECT lane, 0 AS position, id, topic, `key`, type, payload FROM postroom_delayed
+      UNION ALL SELECT lane, position, id, topic, `key`, type, payload FROM postroom_archive
+      UNION ALL SELECT lane, position, id, topic, `key`, type, payload FROM postroom_dead_letter WHERE source = 'outbox') k
+ WHERE k.id IN (
+     SELECT i.id FROM (
+          SELECT id FROM postroom_outbox
+          UNION ALL SELECT id FROM postroom_held
+          UNION ALL SELECT id FROM postroom_delayed
+          UNION ALL SELECT id FROM postroom_archive
+          UNION ALL SELECT id FROM postroom_dead_letter WHERE source = 'outbox') i
+      GROUP BY i.id HAVING count(*) > 1)
+ GROUP BY k.id
+HAVING COUNT(DISTINCT k.topic, COALESCE(k.`key`, ''), k.type, MD5(k.payload)) > 1
+ LIMIT :rows
+
+-- name: reused_waiting
+-- The same among messages that wait, as far as a quick look goes.
+SELECT count(*) FROM (
+    SELECT i.id FROM (
+        SELECT id FROM (SELECT id FROM postroom_outbox LIMIT :most) o
+        UNION ALL SELECT id FROM (SELECT id FROM postroom_held LIMIT :most) h
+        UNION ALL SELECT id FROM (SELECT id FROM postroom_delayed LIMIT :most) d) i
+     GROUP BY i.id HAVING count(*) > 1) r
 
 -- name: two_letters
 SELECT d.lane, d.position, min(d.id), min(d.topic), min(d.`key`), count(*) OVER ()
@@ -195,6 +227,15 @@ SELECT COUNT(*) FROM (SELECT 1 FROM postroom_worker
 
 -- name: prune_workers
 DELETE FROM postroom_worker WHERE seen_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
+ LIMIT :rows;
+SELECT ROW_COUNT();
+
+-- name: old_consumers
+SELECT COUNT(*) FROM (SELECT 1 FROM postroom_consumer
+ WHERE seen_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND LIMIT :most) a
+
+-- name: prune_consumers
+DELETE FROM postroom_consumer WHERE seen_at < UTC_TIMESTAMP(6) - INTERVAL :keep_seconds SECOND
  LIMIT :rows;
 SELECT ROW_COUNT();
 

@@ -81,9 +81,10 @@ SELECT lane, position, CAST(id AS text), topic, key, size,
  ORDER BY id, position LIMIT CAST(:rows AS bigint)
 
 -- name: page_archive
--- Begins with the last id of the page before.
-SELECT CAST(id AS text) FROM postroom.archive WHERE id >= CAST(CAST(:after_id AS text) AS uuid)
- ORDER BY archive.id LIMIT CAST(:rows AS bigint)
+-- A range of blocks of each day: PostgreSQL's archive has no index in the order of ids.
+SELECT CAST(id AS text) FROM postroom.archive
+ WHERE ctid >= CAST('(' || CAST(:block AS bigint) || ',0)' AS tid)
+   AND ctid < CAST('(' || CAST(:block AS bigint) + CAST(:blocks AS bigint) || ',0)' AS tid)
 
 -- name: stuck_heads
 -- The first of its key, and nothing says when it is tried: it and its key wait for ever. Found by
@@ -137,6 +138,37 @@ SELECT h.lane, h.position, CAST(h.id AS text), h.topic, h.key, count(*) OVER ()
   FROM postroom.held h
   JOIN postroom.outbox o ON o.lane = h.lane AND o.position = h.position
  LIMIT CAST(:rows AS bigint)
+
+-- name: reused_ids
+-- First which ids stand in several rows, from the ids alone; then the contents of those few. A
+-- message that was redriven stands in several rows too, with one content.
+SELECT min(k.lane), min(k.position), CAST(k.id AS text), min(k.topic), min(k.key), count(*) OVER ()
+  FROM (
+      SELECT lane, position, id, topic, key, type, payload FROM postroom.outbox
+      UNION ALL SELECT lane, position, id, topic, key, type, payload FROM postroom.held
+      UNION ALL SELECT lane, 0 AS position, id, topic, key, type, payload FROM postroom.delayed
+      UNION ALL SELECT lane, position, id, topic, key, type, payload FROM postroom.archive
+      UNION ALL SELECT lane, position, id, topic, key, type, payload FROM postroom.dead_letter WHERE source = 'outbox') k
+ WHERE k.id IN (
+     SELECT i.id FROM (
+          SELECT id FROM postroom.outbox
+          UNION ALL SELECT id FROM postroom.held
+          UNION ALL SELECT id FROM postroom.delayed
+          UNION ALL SELECT id FROM postroom.archive
+          UNION ALL SELECT id FROM postroom.dead_letter WHERE source = 'outbox') i
+      GROUP BY i.id HAVING count(*) > 1)
+ GROUP BY k.id
+HAVING count(DISTINCT (k.topic, coalesce(k.key, ''), k.type, md5(k.payload))) > 1
+ LIMIT CAST(:rows AS bigint)
+
+-- name: reused_waiting
+-- The same among messages that wait, as far as a quick look goes.
+SELECT count(*) FROM (
+    SELECT i.id FROM (
+        SELECT id FROM (SELECT id FROM postroom.outbox LIMIT CAST(:most AS bigint)) o
+        UNION ALL SELECT id FROM (SELECT id FROM postroom.held LIMIT CAST(:most AS bigint)) h
+        UNION ALL SELECT id FROM (SELECT id FROM postroom.delayed LIMIT CAST(:most AS bigint)) d) i
+     GROUP BY i.id HAVING count(*) > 1) r
 
 -- name: two_letters
 SELECT d.lane, d.position, CAST(min(CAST(d.id AS text)) AS text), min(d.topic), min(d.key),
@@ -253,6 +285,20 @@ DELETE FROM postroom.worker WHERE incarnation IN (
 RETURNING 1)
 SELECT count(*) FROM gone
 
+-- name: old_consumers
+SELECT count(*) FROM (SELECT 1 FROM postroom.consumer
+ WHERE seen_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+ LIMIT CAST(:most AS bigint)) a
+
+-- name: prune_consumers
+WITH gone AS (
+DELETE FROM postroom.consumer WHERE name IN (
+    SELECT name FROM postroom.consumer
+     WHERE seen_at < statement_timestamp() - CAST(:keep_seconds AS bigint) * interval '1 second'
+     LIMIT CAST(:rows AS bigint))
+RETURNING 1)
+SELECT count(*) FROM gone
+
 -- ── doctor: quick at any size ───────────────────────────────────────────────────────────────────
 
 -- name: server_settings
@@ -291,11 +337,6 @@ SELECT (SELECT CAST(extract(epoch FROM clock_timestamp() AT TIME ZONE 'UTC'
           FROM postroom.dedup),
        (SELECT CAST(extract(epoch FROM clock_timestamp() - min(handled_at)) AS bigint)
           FROM postroom.inbox)
-
--- name: sequence_cache
--- only: postgresql
-SELECT q.seqcache FROM pg_sequence q
- WHERE q.seqrelid = CAST(pg_get_serial_sequence('postroom.outbox', 'position') AS regclass)
 
 -- name: outbox_health
 -- only: postgresql

@@ -16,16 +16,18 @@ import datetime as dt
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from postroom import audit
 from postroom.databases.database import WorkerLink
 from postroom.dead_letters import store as letters
 from postroom.errors import ConfigurationError, InvalidMessage, Refused
 from postroom.flow import Flow, Statement, Value
 from postroom.messages import check_topic, lane_of
-from postroom.ops.desk import desk, operator
+from postroom.ops.desk import checked_source, desk, known_sources
 
 __all__ = ["Job", "Wish", "begin", "count", "jobs", "left_out", "show", "stop", "work"]
 
@@ -37,12 +39,14 @@ ALL = 2**62
 # The end of time for a database that knows one: 9999-12-30.
 NEVER_US = 253_402_128_000_000_000
 NIL = "00000000-0000-0000-0000-000000000000"
+_MATTER = {"redrive": "dead letters", "replay": "delivered messages"}
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Which messages, and how they are to be sent. Times are microseconds, and None is any.
 
+    `source`: letters of this source only; None means every source.
     `requests`: a replay sends requests of the ledger too, to whoever has carried them out already.
     """
 
@@ -58,7 +62,7 @@ class Wish:
     canary_seconds: float = 60.0
     max_errors: int = 10
     to: str | None = None
-    source: str = letters.OUTBOX
+    source: str | None = None
     requests: bool = False
 
     def __post_init__(self) -> None:
@@ -138,8 +142,9 @@ async def count(url: str, kind: str, wish: Wish) -> list[dict[str, Any]]:
     """What a job would be about, in groups; nothing is changed."""
     name = "letters_groups" if kind == "redrive" else "archive_groups"
     async with desk(url) as link:
+        await checked_source(link, wish.source)
         rows = await link.query(ROOM, name, **wish.values())
-    fields = ("topic", "type", "error_code", "count")
+    fields = ("topic", "type", "error_code", "count", "source")
     return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
@@ -153,27 +158,33 @@ async def left_out(url: str, kind: str, wish: Wish) -> int:
 
 
 async def begin(url: str, kind: str, wish: Wish, *, why: str | None) -> Job:
-    """Write down what the job is about and take it; `work` does it."""
+    """Write down what the job is about and take it; `work` does it.
+
+    Raises Refused if no message matches: a job about nothing would look like success.
+    """
     id, values = str(uuid.uuid4()), wish.values()
     take = "letters_take" if kind == "redrive" else "archive_take"
 
     def flow() -> Flow[None]:
         yield _query(take, job=id, **values)
         ((total,),) = yield _query("items_count", job=id)
+        if not total:
+            raise Refused(f"No {_MATTER[kind]} match; nothing was changed.")
         yield _query(
             "begin",
             job=id,
             kind=kind,
             wish=json.dumps(asdict(wish)),
             total=total,
-            who=operator(),
+            who=audit.operator(),
             why=why,
             owner=None,
             lease_us=0,
         )
-        yield _audit(f"{kind}.begin", id, why)
+        yield audit.record(f"{kind}.begin", id, why)
 
     async with desk(url) as link:
+        await checked_source(link, wish.source)
         await link.transact(flow())
         return await _read(link, id)
 
@@ -201,7 +212,7 @@ async def stop(url: str, id: str, *, why: str | None) -> Job:
         if rows[0][2] != "running":
             raise Refused(f"job {id} is {rows[0][2]} already.")
         yield _query("finish", job=id, state="stopped", note=why or "stopped by an operator")
-        yield _audit("job.stop", id, why)
+        yield audit.record("job.stop", id, why)
 
     async with desk(url) as link:
         await link.transact(flow())
@@ -245,6 +256,7 @@ class _Worker:
         self.progress = progress
         self.lease_us = lease_us
         self.job: Job
+        self._sources: list[str]  # in one order for every job, so that two never deadlock
         self._looked_at = 0.0
 
     async def take(self) -> None:
@@ -263,6 +275,7 @@ class _Worker:
 
         await self.link.transact(flow())
         self.job = await _read(self.link, self.id)
+        self._sources = await _sources(self.link, self.job)
 
     async def run(self) -> Job:
         """Page after page, at the pace that was asked for."""
@@ -317,17 +330,19 @@ class _Worker:
         return queued, True
 
     def _redrive(self, lo: int, hi: int) -> Flow[int]:
-        found = yield from self._letters(lo, hi)
-        yield from letters.lock(found)
-        # Read again under the locks: somebody may have decided about some of them meanwhile.
-        found = yield from self._letters(lo, hi)
-        waiting = [one for one in found if one.state == "dead"]
-        if waiting:
-            yield from letters.send_again(waiting)
-        return len(waiting)
+        queued = 0
+        for source in self._sources:
+            found = yield from self._letters(lo, hi, source)
+            yield from letters.lock(found)
+            # Read again under the locks: somebody may have decided about some of them meanwhile.
+            found = yield from self._letters(lo, hi, source)
+            waiting = [one for one in found if one.state == "dead"]
+            if waiting:
+                yield from letters.send_again(waiting)
+            queued += len(waiting)
+        return queued
 
-    def _letters(self, lo: int, hi: int) -> Flow[list[letters.Letter]]:
-        source = self.job.wish.source
+    def _letters(self, lo: int, hi: int, source: str) -> Flow[list[letters.Letter]]:
         rows = yield _query("letters_page", job=self.id, lo=lo, hi=hi, source=source)
         return [letters.Letter(*row)._replace(source=source) for row in rows]
 
@@ -391,7 +406,7 @@ class _Worker:
         def flow() -> Flow[None]:
             yield from self._fence()
             yield _query("finish", job=self.id, state=state, note=note)
-            yield _audit(f"{self.job.kind}.{state}", self.id, note)
+            yield audit.record(f"{self.job.kind}.{state}", self.id, note)
 
         await self.link.transact(flow())
         return await _read(self.link, self.id)
@@ -408,8 +423,18 @@ async def _read(link: WorkerLink, id: str) -> Job:
 
 async def _outcomes(link: WorkerLink, job: Job) -> dict[str, int]:
     name = "outcomes" if job.kind == "redrive" else "died_again"
-    rows = await link.query(ROOM, name, job=job.id, position=job.reached[0], source=job.wish.source)
-    return {state: number for state, number in rows if number}
+    found: Counter[str] = Counter()
+    for source in await _sources(link, job):
+        rows = await link.query(ROOM, name, job=job.id, position=job.reached[0], source=source)
+        found.update(dict(rows))
+    return {state: number for state, number in found.items() if number}
+
+
+async def _sources(link: WorkerLink, job: Job) -> list[str]:
+    """The sources a job's messages may have; those of a replay are all the outbox's."""
+    if job.kind != "redrive":
+        return [letters.OUTBOX]
+    return [job.wish.source] if job.wish.source else await known_sources(link)
 
 
 def _job(row: tuple[Any, ...]) -> Job:
@@ -449,8 +474,3 @@ def _no_job(id: str) -> Refused:
 
 def _query(name: str, **values: Value) -> Statement:
     return Statement(ROOM, name, values)
-
-
-def _audit(what: str, id: str, why: str | None) -> Statement:
-    values: dict[str, Value] = {"who": operator(), "what": what, "subject": id, "why": why}
-    return Statement(letters.ROOM, "audit", values)

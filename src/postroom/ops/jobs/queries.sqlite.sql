@@ -1,20 +1,21 @@
 -- What SQLite says differently.
 
 -- name: letters_groups
-SELECT topic, type, error_code, count(*) FROM postroom_dead_letter
- WHERE state = 'dead' AND source = :source
+SELECT topic, type, error_code, count(*), source FROM postroom_dead_letter
+ WHERE state = 'dead' AND (:source IS NULL OR source = :source)
    AND (:topic IS NULL OR topic = :topic)
    AND (:key IS NULL OR key = :key)
    AND (:type IS NULL OR type = :type)
    AND (:error_code IS NULL OR error_code = :error_code)
    AND died_at >= :since
    AND died_at < :until
- GROUP BY topic, type, error_code ORDER BY count(*) DESC, topic, type, error_code
+ GROUP BY topic, type, error_code, source
+ ORDER BY count(*) DESC, topic, type, error_code, source
 
 -- name: letters_take
 INSERT INTO postroom_job_item (job, position, id)
-SELECT :job, position, id FROM postroom_dead_letter
- WHERE state = 'dead' AND source = :source
+SELECT DISTINCT :job, position, id FROM postroom_dead_letter
+ WHERE state = 'dead' AND (:source IS NULL OR source = :source)
    AND (:topic IS NULL OR topic = :topic)
    AND (:key IS NULL OR key = :key)
    AND (:type IS NULL OR type = :type)
@@ -24,7 +25,7 @@ SELECT :job, position, id FROM postroom_dead_letter
  ORDER BY position LIMIT :most
 
 -- name: archive_groups
-SELECT topic, type, NULL, count(*) FROM postroom_archive
+SELECT topic, type, NULL, count(DISTINCT id || created_at), NULL FROM postroom_archive
  WHERE (:topic IS NULL OR topic = :topic)
    AND (:key IS NULL OR key = :key)
    AND (:type IS NULL OR type = :type)
@@ -33,10 +34,10 @@ SELECT topic, type, NULL, count(*) FROM postroom_archive
    AND delivered_at >= :since
    AND delivered_at < :until
    AND (:requests = 1 OR coalesce(instr(headers, '"postroom-ledger"'), 0) = 0)
- GROUP BY topic, type ORDER BY count(*) DESC, topic, type
+ GROUP BY topic, type ORDER BY count(DISTINCT id || created_at) DESC, topic, type
 
 -- name: archive_requests
-SELECT count(*) FROM postroom_archive
+SELECT count(DISTINCT id || created_at) FROM postroom_archive
  WHERE (:topic IS NULL OR topic = :topic)
    AND (:key IS NULL OR key = :key)
    AND (:type IS NULL OR type = :type)
@@ -47,8 +48,10 @@ SELECT count(*) FROM postroom_archive
    AND instr(headers, '"postroom-ledger"') > 0
 
 -- name: archive_take
+-- Each message once: one that was replayed before has a row for each delivery. Two messages under
+-- one id, which their publishers chose, differ in their time.
 INSERT INTO postroom_job_item (job, position, id)
-SELECT :job, position, id FROM postroom_archive
+SELECT :job, min(position), id FROM postroom_archive
  WHERE (:topic IS NULL OR topic = :topic)
    AND (:key IS NULL OR key = :key)
    AND (:type IS NULL OR type = :type)
@@ -57,52 +60,56 @@ SELECT :job, position, id FROM postroom_archive
    AND delivered_at >= :since
    AND delivered_at < :until
    AND (:requests = 1 OR coalesce(instr(headers, '"postroom-ledger"'), 0) = 0)
- ORDER BY position LIMIT :most
+ GROUP BY id, created_at ORDER BY min(position) LIMIT :most
 
 -- name: items_count
 SELECT count(*) FROM postroom_job_item WHERE job = :job
 
 -- name: begin
-INSERT INTO postroom_job (id, kind, state, wish, total, who, why, owner, epoch, lease_until)
+INSERT INTO postroom_job (id, kind, state, wish, total, who, why, owner, epoch, lease_until,
+       lease_us)
 VALUES (:job, :kind, 'running', :wish, :total, :who, :why, :owner, 1,
-        NOW_US + :lease_us)
+        NOW_US + :lease_us, :lease_us)
 
 -- name: read
 SELECT id, kind, state, wish, reached, total, queued, note, who, why, owner, epoch,
-       CASE WHEN owner IS NULL OR lease_until < NOW_US THEN 1 ELSE 0 END,
+       CASE WHEN owner IS NULL OR lease_until < NOW_US
+              OR lease_until > NOW_US + lease_us THEN 1 ELSE 0 END,
        created_at,
        updated_at
   FROM postroom_job WHERE id = :job
 
 -- name: list
 SELECT id, kind, state, wish, reached, total, queued, note, who, why, owner, epoch,
-       CASE WHEN owner IS NULL OR lease_until < NOW_US THEN 1 ELSE 0 END,
+       CASE WHEN owner IS NULL OR lease_until < NOW_US
+              OR lease_until > NOW_US + lease_us THEN 1 ELSE 0 END,
        created_at,
        updated_at
   FROM postroom_job ORDER BY created_at DESC, id LIMIT :rows
 
 -- name: lock
 SELECT owner, epoch, state,
-       CASE WHEN owner IS NULL OR lease_until < NOW_US THEN 1 ELSE 0 END
+       CASE WHEN owner IS NULL OR lease_until < NOW_US
+              OR lease_until > NOW_US + lease_us THEN 1 ELSE 0 END
   FROM postroom_job WHERE id = :job
 
 -- name: take_over
 UPDATE postroom_job
    SET owner = :owner, epoch = epoch + 1, state = 'running', note = NULL,
-       lease_until = NOW_US + :lease_us,
+       lease_until = NOW_US + :lease_us, lease_us = :lease_us,
        updated_at = NOW_US
  WHERE id = :job
 
 -- name: reach
 UPDATE postroom_job
    SET reached = :reached, queued = queued + :queued,
-       lease_until = NOW_US + :lease_us,
+       lease_until = NOW_US + :lease_us, lease_us = :lease_us,
        updated_at = NOW_US
  WHERE id = :job
 
 -- name: renew
 UPDATE postroom_job
-   SET lease_until = NOW_US + :lease_us
+   SET lease_until = NOW_US + :lease_us, lease_us = :lease_us
  WHERE id = :job
 
 -- name: finish

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from postroom.dead_letters.store import ROOM as LETTERS
+from postroom import audit
 from postroom.errors import ConfigurationError, Refused
-from postroom.flow import Flow, Statement
+from postroom.flow import Flow
 from postroom.idempotency import store
 from postroom.idempotency.exchange import tell_doubt
 from postroom.idempotency.policy import DAY_SECONDS
 from postroom.idempotency.rules import Answer, Name, checked_answer
-from postroom.ops.desk import checked_reason, desk, operator, readable
+from postroom.ops.desk import checked_reason, desk, readable
 
 __all__ = ["ROOM", "STATUSES", "keys_list", "keys_resolve", "keys_show"]
 
@@ -96,19 +96,14 @@ async def keys_resolve(
             "resolved."
         )
     name = Name(told["scope"], operation, key)
-    said = {
-        "who": operator(),
-        "what": "keys resolve",
-        "subject": f"{operation} {key}: {'not done' if answer is None else answer.status}"[:255],
-        "why": why,
-    }
+    subject = f"{operation} {key}: {'not done' if answer is None else answer.status}"
 
     def resolve() -> Flow[bool]:
         settled = yield from store.settle(
             name, told["epoch"], answer, why=why, keep_seconds=keep_seconds
         )
         if settled:
-            yield Statement(LETTERS, "audit", said)
+            yield audit.record("keys.resolve", subject, why)
         return settled
 
     async with desk(url) as link:

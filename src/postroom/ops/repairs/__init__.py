@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from postroom import audit
 from postroom.dead_letters import store as letters
 from postroom.errors import Refused
 from postroom.flow import Flow, Statement, Value
@@ -65,7 +66,7 @@ def set_paused(lane: int, paused: bool, *, who: str, why: str | None) -> Flow[bo
     if bool(now) == paused:
         return False
     yield _query("pause_lane" if paused else "resume_lane", lane=lane)
-    yield _audit(who, "lanes.pause" if paused else "lanes.resume", f"lane {lane}", why)
+    yield audit.record("lanes.pause" if paused else "lanes.resume", f"lane {lane}", why, who=who)
     return True
 
 
@@ -88,7 +89,7 @@ def release_lane(lane: int, *, who: str, why: str | None) -> Flow[bool]:
     if owner is None:
         return False
     yield _query("yield_lane", lane=lane)
-    yield _audit(who, "lanes.release", f"lane {lane} of {owner}", why)
+    yield audit.record("lanes.release", f"lane {lane} of {owner}", why, who=who)
     return True
 
 
@@ -105,7 +106,7 @@ def cancel(id: str, *, who: str, why: str) -> Flow[Cancelled]:
     doubtful = False
     for one in found:
         doubtful = (yield from _set_aside(one, why)) or doubtful
-    yield _audit(who, "messages.cancel", id, why)
+    yield audit.record("messages.cancel", id, why, who=who)
     return Cancelled(id, doubtful)
 
 
@@ -118,7 +119,7 @@ def skip_key(topic: str, key: str, *, who: str, why: str) -> Flow[Cancelled]:
         doubtful = head.attempts > 0
     else:
         doubtful = yield from _set_aside(head, why)
-    yield _audit(who, "keys-held.skip", f"{topic} {key} {head.id}", why)
+    yield audit.record("keys-held.skip", f"{topic} {key} {head.id}", why, who=who)
     return Cancelled(head.id, doubtful)
 
 
@@ -130,7 +131,7 @@ def release_key(topic: str, key: str, *, who: str, why: str | None) -> Flow[str]
         yield from letters.send_again([letter])
     else:
         yield _query("try_now", lane=head.lane, position=head.position)
-    yield _audit(who, "keys-held.release", f"{topic} {key} {head.id}", why)
+    yield audit.record("keys-held.release", f"{topic} {key} {head.id}", why, who=who)
     return head.id
 
 
@@ -184,9 +185,3 @@ def _set_aside(one: _Waiting, why: str) -> Flow[bool]:
 
 def _query(name: str, **values: Value) -> Statement:
     return Statement(ROOM, name, values)
-
-
-def _audit(who: str, what: str, subject: str, why: str | None) -> Statement:
-    return Statement(
-        letters.ROOM, "audit", {"who": who, "what": what, "subject": subject[:255], "why": why}
-    )

@@ -110,7 +110,7 @@ SELECT lane, topic, key, position, CAST(id AS text), attempts, error_code, error
 -- name: keys_blocked
 -- The dead letters that hold their keys, newest first.
 SELECT lane, topic, key, position, CAST(id AS text), attempts, error_code, error, NULL
-  FROM postroom.dead_letter WHERE state = 'dead' AND holds_key
+  FROM postroom.dead_letter WHERE source = 'outbox' AND state = 'dead' AND holds_key
  ORDER BY died_at DESC, id LIMIT CAST(:rows AS bigint)
 
 -- name: behind

@@ -67,7 +67,7 @@ SELECT lane, topic, key, position, id, attempts, error_code, error,
 
 -- name: keys_blocked
 SELECT lane, topic, key, position, id, attempts, error_code, error, NULL
-  FROM postroom_dead_letter WHERE state = 'dead' AND holds_key
+  FROM postroom_dead_letter WHERE source = 'outbox' AND state = 'dead' AND holds_key
  ORDER BY died_at DESC, id LIMIT :rows
 
 -- name: head

@@ -10,29 +10,32 @@ from typing import Any
 from postroom.databases.database import WorkerLink
 from postroom.flow import Row
 from postroom.messages import LANES, lane_of
-from postroom.ops.desk import desk, readable
+from postroom.ops.desk import archive_blocks, desk, readable
+from postroom.ops.states import observed
 
-__all__ = ["PLACES", "STATES", "Found", "Wanted", "search"]
+__all__ = ["PLACES", "WAITING", "Found", "Wanted", "search"]
 
 ROOM = __package__ or "postroom.ops.search"
 PAGE_ROWS = 2000
 NIL = "00000000-0000-0000-0000-000000000000"
 
-# Which query pages through messages of each state; one that waits may be in any of the first three.
-PLACES = {
-    "pending": "outbox_page",
-    "held": "held_page",
-    "delayed": "delayed_page",
-    "delivered": "archive_page",
-    "dead": "dead_letter_page",
-    "queued": "dead_letter_page",
-    "resolved": "dead_letter_page",
-    "discarded": "dead_letter_page",
+# Which queries page through messages of each state. A word for a place narrows a state further.
+PLACES: dict[str, tuple[str, ...]] = {
+    "pending": ("outbox_page", "held_page", "delayed_page"),
+    "sending": ("outbox_page", "held_page"),
+    "succeeded": ("archive_page", "dead_letter_page"),
+    "failed": ("held_page",),
+    "aborted": ("dead_letter_page",),
+    "held": ("held_page",),
+    "delayed": ("delayed_page",),
+    "delivered": ("archive_page",),
+    **dict.fromkeys(("dead", "queued", "resolved", "discarded", "expired"), ("dead_letter_page",)),
 }
-STATES = tuple(PLACES)
-WAITING = ("pending", "held", "delayed")
+WAITING = ("pending", "sending", "failed")
+# The words of `messages show` for places that have another word here.
+_NAMES = {"pending": "outbox", "delivered": "archive"}
 _FIELDS = (
-    *("state", "lane", "position", "id", "topic", "key", "type", "aggregate_type", "aggregate_id"),
+    *("place", "lane", "position", "id", "topic", "key", "type", "aggregate_type", "aggregate_id"),
     *("size", "attempts", "error_code", "created_at", "at"),
 )
 
@@ -103,17 +106,19 @@ async def search(
     found = Found([])
     seen: set[tuple[str, int]] = set()
     async with desk(url) as link:
-        for place in dict.fromkeys(PLACES[state] for state in states):
+        batches = await link.query(ROOM, "batches")
+        for place in dict.fromkeys(page for state in states for page in PLACES[state]):
             looked_at = 0
             async for page in _pages(link, place, wanted, scan):
                 looked_at += len(page)
                 progress(found.looked_at + looked_at)
                 for row in page:
                     # A dead letter that holds its key is in two places: told once.
-                    told = (row[3], row[2])
-                    if row[0] in states and told not in seen and wanted.fits(row):
+                    told, message = (row[3], row[2]), _message(row, batches)
+                    words = {message["state"], row[0] if row[0] != "pending" else ""}
+                    if words & set(states) and told not in seen and wanted.fits(row):
                         seen.add(told)
-                        found.messages.append(readable(dict(zip(_FIELDS, row[:14], strict=True))))
+                        found.messages.append(message)
                 if len(found.messages) >= limit or looked_at >= scan:
                     break
             found.looked_at += looked_at
@@ -125,11 +130,28 @@ async def search(
     return found
 
 
+def _message(row: Row, batches: Sequence[Row]) -> dict[str, Any]:
+    """A row of a page for people and programs, with the state it is in."""
+    fields = dict(zip(_FIELDS, row[:14], strict=True))
+    fields["place"] = place = _NAMES.get(str(row[0]), str(row[0]))
+    state = observed(
+        place,
+        attempts=fields["attempts"],
+        error_code=fields["error_code"],
+        sending=any(lane == row[1] and lo <= row[2] <= hi for lane, lo, hi in batches),
+    )
+    return readable({"state": state, **fields})
+
+
 async def _pages(
     link: WorkerLink, place: str, wanted: Wanted, scan: int
 ) -> AsyncIterator[list[Row]]:
     payloads, rows = int(wanted.text is not None), min(PAGE_ROWS, scan)
     ask = {"rows": rows, "payloads": payloads}
+    if place == "archive_page" and link.dialect == "postgresql":
+        async for page in archive_blocks(link, ROOM, place, **ask):
+            yield page
+        return
     if place in ("archive_page", "dead_letter_page"):
         page = await link.query(ROOM, place, after_id=NIL, **ask)
         while page:

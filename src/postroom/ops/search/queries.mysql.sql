@@ -35,10 +35,15 @@ SELECT 'delivered', lane, position, id, topic, `key`, type, aggregate_type,
  ORDER BY id, day LIMIT :rows
 
 -- name: dead_letter_page
-SELECT state, lane, position, id, topic, `key`, type, aggregate_type, aggregate_id,
+SELECT CASE WHEN state = 'resolved' AND error_code = 'expired' THEN 'expired' ELSE state END,
+       lane, position, id, topic, `key`, type, aggregate_type, aggregate_id,
        size, attempts, error_code, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),
        TIMESTAMPDIFF(MICROSECOND, '1970-01-01', died_at),
        CASE WHEN :payloads = 1 THEN payload END
   FROM postroom_dead_letter
  WHERE source = 'outbox' AND id > :after_id
  ORDER BY source, id, position LIMIT :rows
+
+-- name: batches
+SELECT b.lane, b.lo, b.hi FROM postroom_lane_batch b
+  JOIN postroom_lane l ON l.lane = b.lane AND l.owner = b.incarnation
