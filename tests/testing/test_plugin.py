@@ -292,4 +292,4 @@ def test_the_tests_of_the_page_pass(pytester: pytest.Pytester) -> None:
     page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"^```python file=(\S+)\n(.*?)^```$", page, re.M | re.S):
         (pytester.path / name).write_text(text)
-    pytester.runpytest_subprocess("-q", *PLUGIN).assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("-q", *PLUGIN).assert_outcomes(passed=3)

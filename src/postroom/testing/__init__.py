@@ -3,8 +3,9 @@
     from postroom.testing import Clock, drain, published
 
 `published(session)` tells what your code has published, queued messages included; `drain(url)`
-really delivers and returns what arrived; `Clock(url).advance(60)` lets a minute pass at once. Each
-has an asynchronous twin: `published_async`, `drain_async`, `advance_async`. pytest has all of it in
+really delivers and returns what arrived; `deliver(consumer, message, session)` calls a handler;
+`Clock(url).advance(60)` moves the clock forward by a minute. Each has an asynchronous twin:
+`published_async`, `drain_async`, `deliver_async`, `advance_async`. pytest has all of it in
 the fixture `mailroom`. `check_broker` checks a broker of your own. The names load when first used,
 since every run of pytest loads the plugin.
 """
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from postroom.testing.delivery import drain, drain_async
     from postroom.testing.looking import Posted, published, published_async
     from postroom.testing.mailroom import Mailroom
+    from postroom.testing.receiving import deliver, deliver_async
 
 __all__ = [
     "Clock",
     "Mailroom",
     "Posted",
     "check_broker",
+    "deliver",
+    "deliver_async",
     "drain",
     "drain_async",
     "published",
@@ -37,6 +41,8 @@ _DOORS = {
     "Mailroom": "mailroom",
     "Posted": "looking",
     "check_broker": "conformance",
+    "deliver": "receiving",
+    "deliver_async": "receiving",
     "drain": "delivery",
     "drain_async": "delivery",
     "published": "looking",

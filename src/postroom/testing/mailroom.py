@@ -11,6 +11,7 @@ from postroom.brokers.memory import MemoryBroker
 from postroom.testing.clock import Clock
 from postroom.testing.delivery import drain, drain_async
 from postroom.testing.looking import Posted, published, published_async
+from postroom.testing.receiving import deliver, deliver_async
 
 __all__ = ["Mailroom"]
 
@@ -59,3 +60,11 @@ class Mailroom:
         if tx is not None:
             return await drain_async(tx, **settings)
         return await drain_async(self.url, self.broker, **settings)
+
+    def deliver(self, consumer: Any, message: Any, tx: Any = None, **wishes: Any) -> bool:
+        """Hand a message to the handler of a consumer, on `tx`; False: it was handled before."""
+        return deliver(consumer, message, tx, **wishes)
+
+    async def deliver_async(self, consumer: Any, message: Any, tx: Any, **wishes: Any) -> bool:
+        """`deliver` for async handlers."""
+        return await deliver_async(consumer, message, tx, **wishes)

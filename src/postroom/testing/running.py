@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from postroom.databases.database import Database, DatabaseLost, WorkerLink
 from postroom.databases.kinds import bare, kind_of
-from postroom.errors import WrongCall
+from postroom.errors import WrongCall, with_article
 from postroom.flow import Flow, run, run_async
 
 __all__ = ["on_connection", "on_connection_async", "on_database", "wait_for"]
@@ -23,7 +23,7 @@ def on_connection(tx: Any, flow: Flow[T], call: str) -> T:
     kind = kind_of(tx)
     if kind.is_async:
         flow.close()
-        raise WrongCall(f"a {kind.name} is asynchronous: write `await {call}(...)`")
+        raise WrongCall(f"{with_article(kind.name)} is asynchronous: write `await {call}(...)`")
     return run(flow, kind.link(tx))
 
 
