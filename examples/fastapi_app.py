@@ -11,6 +11,7 @@ on. Settings: SHOP_DATABASE_URL (SQLite by default), SHOP_BROKER_URL (standard o
 With several processes (`--workers 4`) each has a relay; they share the work among themselves.
 """
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ from postroom.databases import migrate
 DATABASE_URL = os.environ.get("SHOP_DATABASE_URL", "sqlite+aiosqlite:///shop.db")
 BROKER_URL = os.environ.get("SHOP_BROKER_URL", "stdout://")
 
+logging.basicConfig(level="INFO")  # the relay's log; without it, warnings and errors alone
 engine = create_async_engine(DATABASE_URL)
 sessions = async_sessionmaker(engine, expire_on_commit=False)
 outbox = Outbox()

@@ -166,7 +166,7 @@ class Story:
         while process.poll() is None:
             if (now := log.read_text(encoding="utf-8")) != said:
                 said, silent_since = now, time.perf_counter()
-            done = "lane.acquired" in said and first_missing(expected, said) is None
+            done = "lanes.acquired" in said and first_missing(expected, said) is None
             silent = time.perf_counter() - silent_since > 1.5
             if (done and silent) or time.perf_counter() > deadline:
                 process.send_signal(signal.SIGTERM)

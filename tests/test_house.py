@@ -187,8 +187,16 @@ def test_metrics_and_alerts_stand_in_the_documentation() -> None:
              for each in registry.collect()]  # fmt: skip
     for name in [*names, *metrics.GAUGES]:
         assert f"| `{name}` |" in text or name == "outbox_age_seconds", name
-    used = set(re.findall(r"\b(?:outbox|idempotency)_\w+", rules))
-    assert used <= {*names, *metrics.GAUGES}
+    used = set(re.findall(r"\b(?:outbox|idempotency|inbox)_\w+", rules))
+    assert used <= {*names, *metrics.GAUGES, *metrics.INBOX_GAUGES}
+    # A dead letter, a silent process and an end of a consumer each have a rule.
+    assert used >= {"inbox_buried_total", "inbox_workers_silent", "inbox_held_records"}
+    anchors = {
+        title.strip().lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.M)
+    }
+    assert set(re.findall(r"runbook: docs/watching.md#(\S+)", rules)) <= anchors
+    alone = set(re.findall(r"alert: (PostroomConsumer\w+)", rules))
+    assert alone == set(re.findall(r"^\| `(PostroomConsumer\w+)` \|", text, re.M))
     for name in alerts.ALERTS:
         assert f"\n| `{name}` |" in text, name
         assert f"\n### {name}\n" in text, name
