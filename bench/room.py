@@ -31,33 +31,28 @@ from servers.places import new_directory  # noqa: E402
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Something that is measured: its program, the interpreter that runs it, and its options."""
+    """Something that is measured: its name, the command that starts it, and its options."""
 
     name: str
-    program: Path
-    python: str
+    command: tuple[str, ...]
     options: tuple[str, ...] = ()
     ordered: bool = True  # strict order per key
 
-    @property
-    def peer(self) -> bool:
-        return self.program.name != "ours.py"
 
-    @property
-    def command(self) -> list[str]:
-        """What starts it: an interpreter and its program, or a program that was built."""
-        return [self.python] if self.program.suffix == ".go" else [self.python, str(self.program)]
+def _ours(name: str, program: str) -> System:
+    return System(name, (sys.executable, str(HERE / program)))
 
 
-OURS = System("postroom", HERE / "ours.py", sys.executable)
-CLIENTS = System("clients", HERE / "clients.py", sys.executable)
-BY_HAND = System("by hand", HERE / "by_hand.py", sys.executable)
-CONSUMERS = System("consumers", HERE / "consumers.py", sys.executable)
+OURS = _ours("postroom", "ours.py")
+CLIENTS = _ours("clients", "clients.py")
+BY_HAND = _ours("by hand", "by_hand.py")
+CONSUMERS = _ours("consumers", "consumers.py")
 
 
 def _peer(name: str, folder: str, *options: str, ordered: bool) -> System:
     python = ENVIRONMENTS / folder / "bin" / "python"
-    return System(name, HERE / "peers" / folder / "program.py", str(python), options, ordered)
+    command = (str(python), str(HERE / "peers" / folder / "program.py"))
+    return System(name, command, options, ordered)
 
 
 PEERS = (
@@ -69,39 +64,79 @@ PEERS = (
 )
 
 
-# In other languages: measured with a receiver that accepts immediately, if a toolchain is there.
-RIVER = System(
-    "river (Go), no order, kept",
-    HERE / "peers" / "river" / "main.go",
-    str(ENVIRONMENTS / "river" / "river"),
-    ordered=False,
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How a peer of another language is built from its folder, and which tool it needs."""
+
+    folder: str
+    tool: str
+    command: tuple[str, ...]
+    system: System
+
+
+# Measured with a receiver that accepts immediately, if a toolchain is there. Both are built in a
+# copy of their folder in `.bench`.
+BUILDS = (
+    Build(
+        "river",
+        "go",
+        ("go", "build", "-o", "river", "."),
+        System(
+            "river (Go), no order, kept",
+            (str(ENVIRONMENTS / "river" / "river"),),
+            ordered=False,
+        ),
+    ),
+    Build(
+        "debezium",
+        "mvn",
+        (
+            *("mvn", "--quiet", "--batch-mode", "compile"),
+            *("dependency:copy-dependencies", "-DoutputDirectory=jars"),
+        ),
+        System(
+            "debezium (Java), log order, kept",
+            (
+                *("java", "-cp"),
+                f"{ENVIRONMENTS / 'debezium' / 'target' / 'classes'}{os.pathsep}"
+                f"{ENVIRONMENTS / 'debezium' / 'jars'}/*",
+                "Main",
+            ),
+        ),
+    ),
 )
 
 
 def install_others(say: Callable[[str], None]) -> tuple[System, ...]:
     """Build the peers of other languages, once and again when they change; returns those there."""
-    if shutil.which("go") is None:
-        say("river is left out: its program needs Go, which is not installed")
-        return ()
-    folder, binary = RIVER.program.parent, Path(RIVER.python)
-    wanted = "".join((folder / name).read_text() for name in ("main.go", "go.mod", "go.sum"))
-    stamp = binary.with_name("installed.txt")
-    if not (binary.exists() and stamp.exists() and stamp.read_text() == wanted):
-        say(f"building river into {binary.parent.relative_to(HOME)}")
-        binary.parent.mkdir(parents=True, exist_ok=True)
-        built = subprocess.run(
-            ["go", "build", "-o", binary, "."], cwd=folder, capture_output=True, text=True
-        )
-        if built.returncode:
-            say(f"river is left out: it could not be built: {built.stderr.strip()[-300:]}")
-            return ()
-        stamp.write_text(wanted)
-    return (RIVER,)
+    return tuple(build.system for build in BUILDS if _built(build, say))
+
+
+def _built(build: Build, say: Callable[[str], None]) -> bool:
+    if shutil.which(build.tool) is None:
+        say(f"{build.folder} is left out: its program needs {build.tool}, which is not installed")
+        return False
+    source, place = HERE / "peers" / build.folder, ENVIRONMENTS / build.folder
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    wanted = "".join(path.read_text() for path in files)
+    stamp = place / "installed.txt"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return True
+    say(f"building {build.folder} into {place.relative_to(HOME)}")
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(source, place)
+    done = subprocess.run(build.command, cwd=place, capture_output=True, text=True)
+    if done.returncode:
+        why = (done.stderr or done.stdout).strip()[-300:]
+        say(f"{build.folder} is left out: it could not be built: {why}")
+        return False
+    stamp.write_text(wanted)
+    return True
 
 
 def install_peers(say: Callable[[str], None]) -> None:
     """Make each peer's own environment, once and again when its requirements change."""
-    for folder in sorted({peer.program.parent for peer in PEERS}):
+    for folder in sorted({Path(peer.command[1]).parent for peer in PEERS}):
         wanted = (folder / "requirements.txt").read_text()
         place = ENVIRONMENTS / folder.name
         stamp = place / "installed.txt"
