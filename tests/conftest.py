@@ -35,6 +35,20 @@ signals.check_fields()
 plant_chosen()
 
 
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Leave no setting behind for the next test: commands set variables for what they start."""
+    before = _settings()
+    yield
+    for name in _settings():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("POSTROOM_")}
+
+
 def _serve(config: pytest.Config, variable: str, make: Callable[[str | None], S]) -> Iterator[S]:
     try:
         server = make(os.environ.get(variable) or None)
